@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 
 class FedlgmError(Exception):
@@ -79,6 +79,26 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     if not (number % 1 == 0 and number >= least):
         raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
     return int(number)
+
+
+def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
+    """Refuse a value that is none of the known names.
+
+    Args:
+        what: name of the option.
+        value: the value.
+        known: the names, or a `Literal` of them.
+        owner: beginning of the message.
+
+    Raises:
+        ConfigError: an unknown value.
+
+    Example:
+        >>> check_known("accountant", "pld", ["pld", "rdp"])
+    """
+    names = get_args(known) or tuple(known)
+    if value not in names:
+        raise ConfigError(f"{_of(owner)}unknown {what} {value!r}; known: {', '.join(names)}")
 
 
 def _of(owner: str) -> str:

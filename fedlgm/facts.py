@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedlgm import run_rules
 from fedlgm.allocation import floor_digits
-from fedlgm.errors import ConfigError, check_count, check_positive, check_rate
+from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate
 from fedlgm.noised_by import NoisedBy
 from fedlgm.noised_by import get as noised_by
 from fedlgm.noised_in_shares import Shares
@@ -60,8 +60,7 @@ class Sampling:
     of: Literal["user"] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.scheme not in get_args(Scheme):
-            raise ConfigError(f"unknown sampling scheme {self.scheme!r}; known: {', '.join(get_args(Scheme))}")
+        check_known("sampling scheme", self.scheme, Scheme)
         if self.of not in (None, "user"):
             raise ConfigError(f"unknown participants {self.of!r}; known: 'user', or None for clients and examples")
         check_count("the population", self.population)
@@ -237,9 +236,8 @@ class RunFacts:
         check_count("the number of rounds", self.rounds)
         if self.max_participations is not None:
             check_count("max_participations", self.max_participations)
-        for what, value, known in (("relation", self.relation, Relation), ("trust", self.trust, Trust)):
-            if value not in get_args(known):
-                raise ConfigError(f"unknown {what} {value!r}; known: {', '.join(get_args(known))}")
+        check_known("relation", self.relation, Relation)
+        check_known("trust", self.trust, Trust)
         sampling, correlated = self.sampling, "" if self.noise is None else "correlated noise"
         run = Settings(sampling.scheme, sampling.rate, self.relation, self.noised_by, correlated, bool(self.steps))
         run_rules.check(run, {})

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_known
 from fedlgm.noise import Family, grid_step
 from fedlgm.privacy.guarantee import Relation, Status, Trust
 from fedlgm.privacy.ledger import SERVER
@@ -183,7 +183,7 @@ class NoisedByClients(NoisedBy):
         return client
 
 
-NOISED_BY: dict[Trust, NoisedBy] = {kind.name: kind for kind in (NoisedBy(), NoisedByClients())}
+NOISED_BY: dict[str, NoisedBy] = {kind.name: kind for kind in (NoisedBy(), NoisedByClients())}
 
 
 def named(*, uploads_released: bool) -> str:
@@ -228,10 +228,8 @@ def get(trust: str, shares: Shares | None = None) -> NoisedBy:
         >>> get("local").relation
         'replace-one'
     """
-    for name, kind in NOISED_BY.items():
-        if name == trust:
-            return kind.of(shares)
-    raise ConfigError(f"unknown trust {trust!r}; known: {', '.join(NOISED_BY)}")
+    check_known("trust", trust, NOISED_BY)
+    return NOISED_BY[trust].of(shares)
 
 
 def largest_norm(part: Part, family: str) -> float:

@@ -14,7 +14,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, get_args
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from fedlgm import privacy, queries
 from fedlgm.allocation import effective_multiplier, floor_digits
 from fedlgm.contributions import BoundedBy
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError, check_known
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.noise import Family
@@ -126,9 +126,8 @@ class ReleasePlan:
             object.__setattr__(self, name, array)
         if np.isnan(clip).any() or np.isnan(sigma).any() or (clip < 0).any() or (sigma < 0).any():
             raise ConfigError(f"bounds and noise must be non-negative numbers, got {clip.tolist()}, {sigma.tolist()}")
-        for what, value, known in (("noise family", self.family, Family), ("bounded_by", self.bounded_by, BoundedBy)):
-            if value not in get_args(known):
-                raise ConfigError(f"unknown {what} {value!r}; known: {', '.join(get_args(known))}")
+        check_known("noise family", self.family, Family)
+        check_known("bounded_by", self.bounded_by, BoundedBy)
         if self.queries and self.family != "gaussian":
             raise ConfigError("an auxiliary query bounds a unit's vector in l2 norm: only Gaussian releases have one")
         for noisy in self.queries:

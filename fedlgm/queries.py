@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError, check_known
 from fedlgm.extension import enter, is_bundled
 from fedlgm.layers import SAFETY, LayerTable
 from fedlgm.rows_apart import rows_apart
@@ -85,7 +85,8 @@ class AuxiliaryQuery(ABC):
         if is_bundled(self) or not len(norms):
             values = self._encoded(norms, clip)
         else:
-            values = rows_apart(lambda row: self._encoded(row, clip.clone()), norms, f"query {self.name!r}")
+            what = f"query {self.name!r}"
+            values = rows_apart(self, lambda query, row: query._encoded(row, clip.clone()), norms, what)
         # Before lengths are measured: one NaN would make the length of the rest unknown.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
         largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
@@ -340,6 +341,5 @@ def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
         >>> named("below-bound", [5, 2, 7, 1]).bound
         1.0
     """
-    if name not in _KINDS:
-        raise ConfigError(f"unknown auxiliary query {name!r}; known: {', '.join(_KINDS)}")
+    check_known("auxiliary query", name, _KINDS)
     return _KINDS[name](tuple(int(size) for size in sizes))

@@ -15,13 +15,13 @@ its own images (an ACGAN, Odena, Olah and Shlens, ICML 2017).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedlgm.devices import seeded
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_known
 from fedlgm.layers import LayerTable
 
 Kind = Literal["acgan", "dcgan"]
@@ -66,8 +66,7 @@ class GanSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ConfigError(f"unknown kind of GAN {self.kind!r}; known: {', '.join(get_args(Kind))}")
+        check_known("kind of GAN", self.kind, Kind)
         if min(self.steps, self.batch, self.noise, self.injected) < 1 or self.lr <= 0 or self.realism < 0:
             raise ConfigError(
                 "the GAN attack needs steps, batch, noise and injected of at least 1, lr > 0 and realism >= 0"

@@ -6,7 +6,6 @@ Everything that can make such an audit fail shares its level, see `level`.
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import AuditResult, LayerRow, Method, Reported
 from fedlgm.audits.scores import CONFIDENCE, Scores
 from fedlgm.audits.whole_run import audit_whole_run
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_known
 from fedlgm.layers import LayerTable
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 
@@ -57,8 +56,7 @@ def audit_record(
         return audit_whole_run(record, layers, reported, reported.run, confidence, per_layer)
     if method in ("one-run-gaussian", "auto"):
         return _audit_releases(record, layers, reported, confidence, per_layer)
-    if method not in ("one-run", "one-run-fdp", "one-shot"):
-        raise ConfigError(f"unknown method {method!r} for a run; known: {', '.join(get_args(Method))}")
+    check_known("method for a run", method, Method)
     if record.presence != "run":
         raise ConfigError(f"{method} needs canaries that are in or out of the whole run; these have a coin per round")
     return _audit_run(record, reported, method, confidence)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedlgm.data.assignment import smaller_size
 from fedlgm.data.partitioners import partitioners
-from fedlgm.errors import ConfigError, check_count, check_positive
+from fedlgm.errors import ConfigError, check_count, check_known, check_positive
 from fedlgm.extension import load_object, parameters_of, users_code
 from fedlgm.keys import KeyRing, Purpose
 
@@ -116,8 +116,7 @@ def pathological(
             f"classes_per_client={classes_per_client} exceeds the {present} classes present in the labels"
         )
     modes = ("first-deterministic", "deterministic", "random")
-    if assignment not in modes:
-        raise ConfigError(f"unknown assignment {assignment!r} of classes; known: {', '.join(modes)}")
+    check_known("assignment", assignment, modes)
     partitioner = partitioners().PathologicalPartitioner(
         clients, "label", classes_per_client, class_assignment_mode=assignment, shuffle=False, seed=_seed(ring, 0)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import check_known
 from fedlgm.integer_noise.gaussian import DiscreteGaussian
 from fedlgm.integer_noise.law import IntegerNoise
 from fedlgm.integer_noise.skellam import Skellam
@@ -22,6 +22,5 @@ def get(name: str) -> IntegerNoise:
         >>> get("skellam").least_deviation
         32
     """
-    if name not in LAWS:
-        raise ConfigError(f"unknown noise {name!r}; known: {', '.join(LAWS)}")
+    check_known("noise", name, LAWS)
     return LAWS[name]

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedlgm.allocation import names as allocations
-from fedlgm.errors import ConfigError, check_positive
+from fedlgm.errors import ConfigError, check_known, check_positive
 from fedlgm.example_level.scaling import LEAST_STABILISER, PSAC, AutoS, FlatClip, PerLayerClip, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
@@ -95,10 +95,8 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
         if self.style in ("auto-s", "nsgd", "dp-psac"):
             name = "auto-s" if self.style == "nsgd" else self.style
             raise ConfigError(f"{self.name}: {self.style!r} is a separate mechanism: mechanism.name = {name!r}")
-        if self.style not in _STYLES:
-            raise ConfigError(f"{self.name}: unknown style {self.style!r}; known: {', '.join(_STYLES)}")
-        if self.allocation not in allocations():
-            raise ConfigError(f"{self.name}: unknown allocation {self.allocation!r}; known: {', '.join(allocations())}")
+        check_known("style", self.style, _STYLES, self.name)
+        check_known("allocation", self.allocation, allocations(), self.name)
         if self.style == "flat" and (self.allocation != "uniform" or self.clip != "eq"):
             raise ConfigError(
                 f"{self.name}: style 'flat' has one bound and one noise scale: allocation and clip belong to style "

@@ -23,7 +23,7 @@ import numpy as np
 import scipy
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, PrivacyError, check_count, check_positive, check_rate
+from fedlgm.errors import ConfigError, PrivacyError, check_count, check_known, check_positive, check_rate
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
@@ -179,12 +179,8 @@ def calibrate_laplace(
         raise ConfigError(f"delta must lie in [0, 1) for Laplace noise, got {delta}")
     check_count("steps", steps)
     check_rate(sampling_rate=sampling_rate)
-    for what, value, known in (
-        ("relation", relation, SENSITIVITY_FACTOR),
-        ("accountant", accountant, privacy.accountants.ACCOUNTANTS),
-    ):
-        if value not in known:
-            raise ConfigError(f"unknown {what} {value!r}; known: {', '.join(known)}")
+    check_known("relation", relation, SENSITIVITY_FACTOR)
+    check_known("accountant", accountant, privacy.accountants.ACCOUNTANTS)
     # A budget that allows less noise than this gets this.
     most = _LARGEST_LOSS if delta > 0 else privacy.events.LARGEST_PURE * (1 - _TOLERANCE)
     pure = min(math.log1p(math.expm1(min(epsilon / steps, most)) / sampling_rate), most)

@@ -19,7 +19,7 @@ import scipy.optimize
 from dp_accounting import dp_event
 
 from fedlgm import remembered
-from fedlgm.errors import ConfigError, PrivacyError, check_count, check_positive, check_rate, check_share
+from fedlgm.errors import ConfigError, PrivacyError, check_count, check_known, check_positive, check_rate, check_share
 from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, SEARCHES, RenyiAccountant, accountant_of, quiet
 from fedlgm.privacy.events import decode, encode, gaussian_event, is_private, pure_epsilon, unfolded
 from fedlgm.privacy.gaussian import gaussian_epsilon
@@ -341,7 +341,5 @@ def _check(*, delta: float, steps: int, sampling_rate: float, relation: str, acc
     check_share(delta=delta)
     check_count("steps", steps, least=0)
     check_rate(sampling_rate=sampling_rate)
-    if relation not in SENSITIVITY_FACTOR:
-        raise ConfigError(f"unknown relation {relation!r}; known: {', '.join(SENSITIVITY_FACTOR)}")
-    if accountant not in ACCOUNTANTS:
-        raise ConfigError(f"unknown accountant {accountant!r}; known: {', '.join(ACCOUNTANTS)}")
+    check_known("relation", relation, SENSITIVITY_FACTOR)
+    check_known("accountant", accountant, ACCOUNTANTS)

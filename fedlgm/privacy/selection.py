@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
-from fedlgm.errors import ConfigError, check_count, check_positive, check_rate, check_share
+from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate, check_share
 from fedlgm.privacy.accountants import quiet
 from fedlgm.privacy.events import gaussian_event, repeated
 
@@ -39,8 +39,7 @@ def selection_event(run: dp_event.DpEvent, expected_runs: float, law: Law = "log
         >>> selection_event(gaussian_event(2.0), 10).mean
         10.0
     """
-    if law not in _SHAPES:
-        raise ConfigError(f"unknown law {law!r} of the number of runs; known: {', '.join(get_args(Law))}")
+    check_known("law", law, Law)
     least = 0 if law == "poisson" else 1
     if not (math.isfinite(expected_runs) and expected_runs > least):
         raise ConfigError(f"expected_runs must be finite and above {least} for the {law} law, got {expected_runs}")

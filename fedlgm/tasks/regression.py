@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedlgm.data.dataset import DataSet
-from fedlgm.errors import ConfigError, DataError
+from fedlgm.errors import ConfigError, DataError, check_known
 from fedlgm.tasks.base import Task, require_finite
 
 _LOSSES: dict[str, Callable[..., Tensor]] = {
@@ -36,8 +36,7 @@ class Regression(Task):
     better = "lower"
 
     def __init__(self, loss: Literal["squared", "absolute", "huber"] = "squared") -> None:
-        if loss not in tuple(_LOSSES):  # also what has no hash
-            raise ConfigError(f"task 'regression': unknown loss {loss!r}; known: {', '.join(_LOSSES)}")
+        check_known("loss", loss, _LOSSES, "task 'regression'")
         self._loss = loss
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fedlgm.attacks.inversion import InversionSettings
 from fedlgm.attacks.mia import attack_outputs
 from fedlgm.data import DataSet
 from fedlgm.data.class_names import class_number
-from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.errors import ConfigError, check_known, prefix_key
 from fedlgm.files import PRIVATE
 from simulations.attacks import gan, inversion
 from simulations.attacks.target import Images, Target
@@ -29,7 +29,7 @@ from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import excerpt
 from simulations.studies.jobs import Job
-from simulations.studies.rows import Row, keys_of
+from simulations.studies.rows import Row
 
 Attack = Literal["membership", "inversion", "gan"]
 _FILE = "attacks.json"
@@ -79,8 +79,7 @@ class Attacks:
         labels: list[str] = []
         for part in (part.strip() for part in text.split(",") if part.strip()):
             name, *classes = part.split(":")
-            if name not in get_args(Attack):
-                raise ConfigError(f"--attacks: unknown attack {name!r}; known: {', '.join(get_args(Attack))}")
+            check_known("attack", name, Attack, "--attacks")
             if (name == "gan") != bool(classes) or not all(classes):
                 raise ConfigError(
                     f"--attacks: {part!r}: 'gan' takes the classes to reconstruct, as in gan:3:9, others none"
@@ -122,7 +121,7 @@ def measure(
         progress: called with (runs done, total, description).
 
     Returns:
-        One row per job.
+        One row per job: its folder, what the attacks found, and in "gan" the reconstructions by class.
     """
     attacks = attacks or Attacks()
     rows: list[Row] = []
@@ -134,7 +133,7 @@ def measure(
             if progress is not None:
                 progress(index, len(jobs), f"{job.folder}: {what}")
 
-        row = keys_of(job) | target.figures()
+        row: Row = {"folder": str(out / job.folder), "gan": {}}
         if "membership" in attacks.names:
             tell("membership")
             row |= kept.get("membership", None, partial(_membership, target))
@@ -146,7 +145,7 @@ def measure(
             tell(f"class {label}")
             settings = asdict(attacks.gan) | ({} if attacks.inception is None else {"inception": True})
             reconstructed = kept.get(f"gan {label}", settings, partial(_gan, job, label, attacks))
-            row.setdefault("gan", {})[str(label)] = reconstructed
+            row["gan"][str(label)] = reconstructed
         rows.append(row)
     if progress is not None:
         progress(len(jobs), len(jobs), "done")

@@ -8,32 +8,53 @@ budget, method and class.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Group
 
 from simulations.attacks.measured import TPR_AT
 from simulations.reports.terminal import number
-from simulations.studies.rows import Row, budget, cells_of, repeated
+from simulations.studies.comparison import budget
+from simulations.studies.rows import CELL, Row
 from simulations.tables import table
 
-_MEASURES = ("accuracy", "membership_auc", "membership_tpr", "inversion_ssim")
+_MEASURES = ("membership_auc", "membership_tpr", "inversion_ssim")
 
 
-def cells(rows: Sequence[Row]) -> list[Row]:
-    """Cells of attacked runs, see `cells_of`, with `audited_epsilon` and, by class, the reconstructions as `gan`."""
-    return [cell | _attacked(runs) for cell, runs in cells_of(rows, _MEASURES)]
+def cells(summary: Row, attacked: Sequence[Row]) -> list[Row]:
+    """A comparison's cells with mean and spread of what the attacks found, and by class the reconstructions as `gan`.
+
+    Args:
+        summary: see `simulations.studies.comparison.summarise`.
+        attacked: see `simulations.attacks.measured.measure`.
+    """
+    found = {row["folder"]: row for row in attacked}
+    made = []
+    for cell in summary["cells"]:
+        runs = [run for run in summary["runs"] if all(run[key] == cell[key] for key in CELL)]
+        own = [found[run["folder"]] for run in runs]
+        audited = [run["audited_epsilon"] for run in runs if run.get("audited_epsilon") is not None]
+        classes = {label: [row["gan"][label] for row in own] for label in own[0]["gan"]}
+        made.append(
+            cell
+            | _repeated(own, _MEASURES)
+            | {"audited_epsilon": max(audited, default=None)}
+            | {"gan": {label: _repeated(rows, rows[0]) | {"seeds": len(rows)} for label, rows in classes.items()}}
+        )
+    return made
 
 
-def _attacked(runs: list[Row]) -> Row:
-    audited = [run["audited_epsilon"] for run in runs if run.get("audited_epsilon") is not None]
-    labels = dict.fromkeys(label for run in runs for label in run.get("gan", {}))
-    by_class = {label: [run["gan"][label] for run in runs if label in run.get("gan", {})] for label in labels}
-    return {
-        "audited_epsilon": max(audited, default=None),
-        "gan": {label: repeated(found, found[0]) | {"seeds": len(found)} for label, found in by_class.items()},
-    }
+def _repeated(rows: Sequence[Row], names: Iterable[str]) -> Row:
+    """Mean of each figure over the rows that have it, and as "NAME_std" the standard deviation, 0 for a single row."""
+    made: Row = {}
+    for name in names:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        if values:
+            deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+            made |= {name: float(np.mean(values)), f"{name}_std": deviation}
+    return made
 
 
 def tables(made: Sequence[Row]) -> Group:

@@ -24,7 +24,7 @@ from simulations.config.assembly import Assembly, settled
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
-from simulations.runs.rows import OnRound, RunSummary, excerpt
+from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.server import serve
 
 FIGURES = ("accuracy", "epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")
@@ -145,14 +145,6 @@ class Target:
     def keys(self, *facts: str) -> KeyRing:
         """Keys of the attack's own simulations: never those of the attacked run, whose noise is unknown."""
         return KeyRing.from_seed(self.recipe.run.seed).derive(b"attack", *(fact.encode() for fact in facts))
-
-    def figures(self) -> dict[str, Any]:
-        """Accuracy, guarantee, and epsilon proven, claimed and audited of a finished run; empty for a recipe."""
-        if self.folder is None:
-            return {}
-        known = self.folder.finished()
-        known.update(self.folder.audited())
-        return excerpt((*FIGURES, "audited_epsilon"), known)
 
 
 def in_usual_pixels(recipe: Recipe) -> Assembly:

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedlgm import inputs, models
 from fedlgm.data.dataset import as_numbers
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import ConfigError, RunError, check_known
 from fedlgm.extension import is_object
 from fedlgm.files import PUBLIC, replacing
 from fedlgm.layers import LayerTable
@@ -126,8 +126,7 @@ def export(
         RunError: see `load_model`; the file cannot be written; or PyTorch cannot express the model as ONNX.
         LedgerError: see `metadata`.
     """
-    if format not in get_args(Format):
-        raise ConfigError(f"unknown export format {format!r}; known: {', '.join(get_args(Format))}")
+    check_known("export format", format, Format)
     missing = [package for package in _FOR_ONNX if find_spec(package) is None]
     if format == "onnx" and missing:
         raise ConfigError(f"format 'onnx' needs {' and '.join(missing)}: pip install 'fedlgm[onnx]'")

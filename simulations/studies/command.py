@@ -16,6 +16,7 @@ from simulations.shell import JsonOption, SetOption, console, print_json
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from simulations.studies.results import Study
     from simulations.studies.rows import Row
 
 
@@ -73,24 +74,19 @@ def study(
         "claims": [one.record() for one in checked],
         **records.kept(found.records, [metric] if parsed.x == "round" else []),
     }
-    _write(folder / "study.json", kept)
+    files_told = _write(found, kept, parsed.metrics, parsed.x, metric)
     table = found.table(parsed.metrics)
     if as_json:
         print_json(kept | {"cells": records.rows_of(table), "out": str(folder)})
         return
-    frame = found.to_frame()
-    frame.drop(columns=records.NOT_KEPT).to_csv(folder / "runs.csv", index=False)
-    found.to_latex(folder / "table.tex", parsed.metrics)
-    found.plot(folder / "study.svg", x=parsed.x, y=metric)
     console.print(table.to_string(index=False), highlight=False, markup=False, soft_wrap=True)
+    frame = found.to_frame()
     for _, row in frame[frame["reason"] != ""].iterrows():
         console.print(f"note: {row['method']}, seed {row['seed']}: {row['reason']}", highlight=False, markup=False)
     for one in checked:
         console.print(f"{one.outcome}: {one.says} ({one.found()})", highlight=False, markup=False, soft_wrap=True)
     console.print(str(found).splitlines()[-1], highlight=False, markup=False)
-    console.print(
-        f"files: {', '.join(str(folder / one) for one in ('runs.csv', 'table.tex', 'study.svg', 'study.json'))}"
-    )
+    console.print(files_told)
 
 
 def compare(
@@ -107,7 +103,7 @@ def compare(
     out: Path | None,
     as_json: bool,
 ) -> Group | Row:
-    """A study of methods, budgets and partitions, as tables of the LaDP-FL paper; or all figures with `as_json`.
+    """A study of methods, budgets and partitions, as tables; or all figures with `as_json`.
 
     Args:
         recipe: see `simulations.studies.jobs.jobs`, like the next five.
@@ -126,9 +122,10 @@ def compare(
     from rich.console import Group
 
     from simulations.progress import progress
-    from simulations.studies import comparison, figures, running
+    from simulations.studies import comparison, records
     from simulations.studies.jobs import jobs
-    from simulations.studies.progress import Line
+    from simulations.studies.results import Study
+    from simulations.studies.study import complete
 
     wanted = None
     if attacks is not None or inception is not None:
@@ -140,24 +137,36 @@ def compare(
     if wanted is not None and wanted.labels:
         wanted = wanted.numbered(Assembly(todo[0].recipe, todo[0].own).dataset)  # before the first run
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
-    line = Line(todo, not as_json)
     with _continued(), contextlib.redirect_stdout(sys.stderr):
-        try:
-            failed = running.run(todo, folder, engine, line.on_row, workers, line.on_end)
-        finally:
-            line.close()
-        done = [job for job in todo if job.folder not in failed]
+        failed = complete(todo, folder, workers, not as_json, engine)
         if wanted is not None:
             with progress("attacks", not as_json) as on_attack:
+                done = [job for job in todo if job.folder not in failed]
                 rows = measured.measure(done, folder, wanted, progress=on_attack)
-    summary = comparison.summarise(todo, folder, failed)
-    summary["pictures"] = figures.draw(done, folder)
+    found = Study(folder, records.RunRecords(folder, todo, failed))
+    summary = comparison.summarise(found) | {"out": str(folder)}
+    files_told = _write(found, records.kept(found.records))
     if wanted is not None:
-        summary["attacks"] = table.cells(rows)
+        summary["attacks"] = table.cells(summary, rows)
     if as_json:
         return summary
-    parts: list[Any] = [figures.tables(summary)]
-    return Group(*parts, *([table.tables(summary["attacks"])] if wanted is not None else []))
+    attacked = [table.tables(summary["attacks"])] if wanted is not None else []
+    return Group(comparison.tables(summary), *attacked, files_told)
+
+
+def _write(
+    found: Study, kept: dict[str, Any], metrics: list[str] | None = None, x: str | None = None, y: str | None = None
+) -> str:
+    """Write a study's files into its folder; returns their names as text."""
+    from simulations.runs import strict_json
+    from simulations.studies.records import NOT_KEPT
+
+    csv, latex, picture, json = (found.folder / name for name in ("runs.csv", "table.tex", "study.svg", "study.json"))
+    strict_json.write(json, kept, indent=1)
+    found.to_frame().drop(columns=NOT_KEPT).to_csv(csv, index=False)
+    found.to_latex(latex, metrics)
+    found.plot(picture, x=x, y=y)
+    return f"files: {csv}, {latex}, {picture}, {json}"
 
 
 @contextlib.contextmanager
@@ -186,9 +195,3 @@ def _list(as_json: bool) -> None:
     columns = ("name", "paper", "what it shows", "how")
     rows = [(name, other.paper, other.title, str(other)) for name, other in others.items()]
     console.print(table("Tables and figures that are no grids of runs", columns, rows, left=columns))
-
-
-def _write(path: Path, value: Any) -> None:
-    from simulations.runs import strict_json
-
-    strict_json.write(path, value, indent=1)

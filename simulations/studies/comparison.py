@@ -1,153 +1,154 @@
-"""A finished set of runs side by side, by method, budget and partition, as `fedlgm compare` prints it."""
+"""`fedlgm compare`: a study of methods, budgets and partitions, with the first method's lead over the others."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
 
 from fedlgm.errors import RunError
-from simulations.reports.headline import headline
-from simulations.runs import strict_json
+from simulations.reports.headline import headline, is_share, shown
+from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
-from simulations.studies.jobs import Job
-from simulations.studies.joint import together
+from simulations.studies import frames, joint
 from simulations.studies.noise import model_noise
-from simulations.studies.rows import Row, cells_of, keys_of
+from simulations.studies.records import rows_of
+from simulations.studies.results import Study, paired
+from simulations.studies.rows import Row
 from simulations.studies.statistics import difference
+from simulations.tables import table
 
-LAST = 5  # evaluated rounds that a run's figures are averaged over, as in the LaDP-FL paper
-_NOISES = ("noise_scale", "model_noise", "seconds")
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+LAST = 5
+"""Evaluated rounds at a run's end whose mean is its figure, as in the papers."""
+
+_OF_A_CELL = ("delta", "guarantee", "guarantee_status", "noise_reproducible")
+_OF_A_CELL = ("delta", "guarantee", "guarantee_status", "noise_reproducible")
+_NOISES = {"noise_scale": "noise scale", "model_noise": "noise of the model"}
+_NAMES = {"privacy.epsilon": "epsilon_budget", "data.partition": "partition", "seed": "repetition", "n": "seeds"}
 
 
-def summarise(todo: Sequence[Job], out: Path, failed: Mapping[str, str] | None = None) -> Row:
-    """Figures of a finished set: every run, every cell (method, budget, partition) and tests against the first method.
+def summarise(found: Study) -> Row:
+    """Figures of a finished comparison.
 
-    A run's accuracy (or its task's headline, under that name) is the mean over its last five evaluated rounds, or over
-    all if there are fewer; its noise scale is the sum over the rounds of the l2 norm of the noise in the round's mean;
-    its model noise that of the noise in all means together; its seconds are the median of a round. A cell has mean and
-    standard deviation (NAME_std) over its repetitions and the largest of their epsilons. It is compared with the first
-    method's cell of the same budget and partition by `simulations.difference`: repetitions with the same number share
-    their start, so they are paired, if there are at least two.
-
-    `together` is the cost of publishing all runs side by side, since they use the same clients' data. It includes the
-    releases of failed runs, which have no other figures.
+    A run's headline is its mean over the last `LAST` evaluated rounds; `noise_scale` sums the norms of the noise in the
+    rounds' means; `model_noise` is the noise in the last model, see `model_noise`. Methods are compared as
+    `Study.difference` does it.
 
     Args:
-        todo: the set.
-        out: folder of the run folders; `compare.json` is written there.
-        failed: the result of `simulations.studies.running.run`.
+        found: the runs, see `simulations.studies.jobs.jobs`.
 
     Returns:
-        `methods` in the requested order, `out`, `runs`, `cells`, `failed`, `together` (a `JointCost`) and `caveats`.
+        "methods", one row per run in "runs" and per cell (method, budget, partition) in "cells", the first method's
+        lead over the others in "differences", "failed" with messages, and the joint cost "together".
 
     Raises:
-        RunError: every run has failed.
+        RunError: no run is finished.
+        LedgerError: a run's ledger does not verify.
     """
-    failed = failed or {}
-    done = [job for job in todo if job.folder not in failed]
-    if not done:
-        name, why = next(iter(failed.items()))
-        raise RunError(f"no run of the comparison is finished; {name}: {why}")
-    runs = [_run_figures(job, out / job.folder) for job in done]
-    found = cells_of(runs, (runs[0]["headline"], *_NOISES))
-    reference = {
-        (cell["epsilon_budget"], cell["partition"]): own for cell, own in found if cell["method"] == todo[0].method
-    }
+    frame = _figures(found)
+    done = frame[frame["status"] == "finished"]
+    if done.empty:
+        raise RunError(f"no run of the comparison is finished; {Path(frame['folder'][0]).name}: {frame['reason'][0]}")
+    measured = [found.headline, *_NOISES]
     cells = []
-    for cell, own in found:
-        first = reference.get((cell["epsilon_budget"], cell["partition"]))
-        cell |= {key: own[0][key] for key in ("headline", "better", "noise_reproducible")}
-        cell["averaged_rounds"] = min(run["averaged_rounds"] for run in own)
-        cell["differences"] = {
-            name: None if first is None or first is own else _difference(first, own, name) for name in own[0]["last"]
-        }
-        cells.append(cell)
-    for run in runs:
-        del run["last"]
-    summary = {
-        "methods": list(dict.fromkeys(job.method for job in todo)),
-        "out": str(out),
-        "runs": runs,
-        "cells": cells,
-        "failed": [
-            keys_of(job) | {"message": failed[job.folder], "run": str(out / job.folder)}
-            for job in todo
-            if job.folder in failed
-        ],
-        "together": together(todo, out),
-        "caveats": [*_failures(todo, failed), *_caveats(cells)],
-    }
-    # Wall times show how many clients took part: who runs the comparison sees them, its file does not keep them.
-    kept = summary | {"runs": [_without_times(row) for row in runs], "cells": [_without_times(row) for row in cells]}
-    strict_json.write(out / "compare.json", kept, indent=1)
-    return summary
-
-
-def _without_times(row: Row) -> Row:
-    return {name: value for name, value in row.items() if not name.startswith("seconds")}
-
-
-def _failures(todo: Sequence[Job], failed: Mapping[str, str]) -> list[str]:
-    """One line per cell with failed runs."""
-    told = []
-    for method, epsilon, partition in dict.fromkeys((job.method, job.epsilon, job.partition) for job in todo):
-        own = [job.folder for job in todo if (job.method, job.epsilon, job.partition) == (method, epsilon, partition)]
-        why = [failed[name] for name in own if name in failed]
-        if why:
-            cell = f"{method} ({partition}{'' if epsilon is None else f', epsilon {epsilon:g}'})"
-            told.append(f"{cell}: {len(why)} of {len(own)} runs failed and are left out: {why[0]}")
-    return told
-
-
-def _caveats(cells: list[Row]) -> list[str]:
-    """Caveats of the figures: too few evaluated rounds or repetitions."""
-    told = []
-    least = min(cell["averaged_rounds"] for cell in cells)
-    if least < LAST:
-        rounds = "one evaluated round" if least == 1 else f"{least} evaluated rounds"
-        told.append(f"{cells[0]['headline']} is averaged over {rounds}: there are not {LAST}")
-    if min(cell["seeds"] for cell in cells) < 2:
-        told.append("no differences between methods: they need at least two repetitions of both (--seeds)")
-    return told
-
-
-def _run_figures(job: Job, path: Path) -> Row:
-    folder = RunFolder.open(path)
-    rows, result = folder.rows(private=True), folder.finished()
-    noise = np.cumsum([row["noise_scale"] for row in rows])
-    seen = [(row, float(total)) for row, total in zip(rows, noise, strict=True) if "loss" in row][-LAST:]
-    name, final = headline(result)
-    last = {
-        name: float(np.mean([headline(row)[1] for row, _ in seen])),
-        "noise_scale": float(np.mean([total for _, total in seen])),
-        "claimed_epsilon": float(np.mean([row["claimed_epsilon"] for row, _ in seen])),
-    }
-    spent = ("epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status", "noise_reproducible")
+    for cell in rows_of(frames.cells(done, found.keys, [*measured, "seconds"])):
+        first = rows_of(frames.at(done, {key: cell[key] for key in found.keys}))[0]
+        cells.append(cell | {name: first[name] for name in _OF_A_CELL})
+    methods = list(dict.fromkeys(frame["method"]))
     return {
-        **keys_of(job),
-        "averaged_rounds": len(seen),
-        "headline": name,
-        "better": job.recipe.task.build().better,
-        name: last[name],
-        f"final_{name}": final,
-        "noise_scale": float(noise[-1]),
-        "model_noise": float(model_noise(folder, rows)[-1]),
-        "seconds": float(statistics.median([row["seconds"] for row in rows if "seconds" in row] or [0.0])),
-        "skipped_rounds": sum(bool(row.get("skipped")) for row in rows),
-        **{key: result[key] for key in spent},  # type: ignore[literal-required]
-        "run": str(path),
-        "last": last,
+        "methods": methods,
+        "headline": found.headline,
+        "runs": _renamed(rows_of(done)),
+        "cells": _renamed(cells),
+        "differences": _renamed([row for other in methods[1:] for row in _leads(found, done, methods[0], other)]),
+        "failed": _renamed(rows_of(frame[frame["status"] != "finished"])),
+        "together": found.joint,
     }
 
 
-def _difference(first: Sequence[Row], own: Sequence[Row], name: str) -> dict[str, float] | None:
-    """The first method's figures less another's, over the repetitions for which both have figures."""
-    ours, theirs = ({run["repetition"]: run["last"][name] for run in runs} for runs in (first, own))
-    both = [number for number in theirs if np.isfinite([ours.get(number, np.nan), theirs[number]]).all()]
-    if len(both) < 2:
-        return None
-    return asdict(difference([ours[number] for number in both], [theirs[number] for number in both]))
+def _figures(found: Study) -> DataFrame:
+    """The study's frame with the figures of a comparison."""
+    frame = found.to_frame().rename(columns={"guarantee": "guarantee_status"})
+    frame = frame.assign(model_noise=np.nan, guarantee="", delta=np.nan)
+    for index, path in frame.loc[frame["status"] == "finished", "folder"].items():
+        folder = RunFolder.open(Path(path))
+        rows, result = folder.rows(), folder.finished()
+        last = [headline(row)[1] for row in rows if "loss" in row][-LAST:]
+        figures = [np.mean(last), model_noise(folder, rows)[-1], result["guarantee"], result["delta"]]
+        frame.loc[index, [found.headline, "model_noise", "guarantee", "delta"]] = figures
+    return frame
+
+
+def _leads(found: Study, done: DataFrame, first: str, other: str) -> list[Row]:
+    """Differences between two methods in the cells of which both have two seeds."""
+    leads = []
+    for cell in frames.cells_of(done, found.compared_keys, {}):
+        for metric in (found.headline, *_NOISES, "claimed_epsilon"):
+            both = paired(done, cell, ("method", first, other), metric)
+            if both is not None:
+                leads.append({"method": other, **cell, "metric": metric, **asdict(difference(*both[0].T))})
+    return leads
+
+
+def _renamed(rows: Sequence[Row]) -> list[Row]:
+    return [{_NAMES.get(name, name): value for name, value in row.items() if name != "mechanism"} for row in rows]
+
+
+def tables(summary: Row) -> Group:
+    """Accuracy, noise and privacy of every cell, the first method's lead, and the sentences that belong to them."""
+    cells, score = summary["cells"], summary["headline"]
+    columns = ("method", "budget", "partition", score, *_NOISES.values(), "guarantee", "proven", "claimed", "seconds")
+    made = table("Accuracy, noise and privacy spent", columns, left=("method", "partition", "guarantee"))
+    for cell in cells:
+        made.add_row(*_names(cell), *(_measured(cell, name) for name in (score, *_NOISES)), *_spent(cell))
+    for row in summary["failed"]:
+        made.add_row(*_names(row), row["status"])
+    notes = [f"note: {row['method']}, run {row['repetition']}: {row['reason']}" for row in summary["failed"]]
+    notes.append(
+        f"{score}: mean of the last {LAST} evaluated rounds; noise scale: l2 norm of the noise in a round's mean, "
+        "summed over the rounds; noise of the model: l2 norm of the noise in all rounds' means together"
+    )
+    sentences = dict.fromkeys(f"{cell['method']}: {cell['guarantee']}" for cell in cells)
+    leads = [_lead_table(summary)] if summary["differences"] else []
+    return Group(made, *leads, *map(escape, sentences), "", joint.sentence(summary["together"]), *map(escape, notes))
+
+
+def _lead_table(summary: Row) -> Table:
+    title = f"Differences: {summary['methods'][0]} less the others, with the 95 % interval and p"
+    made = table(
+        title, ("method", "budget", "partition", "figure", "difference"), left=("method", "partition", "figure")
+    )
+    for row in summary["differences"]:
+        mean, low, high = (row[name] * (100 if is_share(row["metric"]) else 1) for name in ("mean", "low", "high"))
+        figure = f"{row['metric'].replace('_', ' ')}{' in %' if is_share(row['metric']) else ''}"
+        made.add_row(*_names(row), figure, f"{mean:+.3g} ({low:.3g} to {high:.3g}; p = {row['p']:.2g})")
+    return made
+
+
+def _names(row: Row) -> list[str]:
+    return [escape(row["method"]), budget(row), escape(str(row["partition"]))]
+
+
+def budget(row: Row) -> str:
+    """A row's budget as text."""
+    return "-" if row["epsilon_budget"] is None else f"{row['epsilon_budget']:g}"
+
+
+def _measured(cell: Row, name: str) -> str:
+    """Mean and standard deviation, which one run does not have."""
+    spread = f" ± {shown(name, cell[f'{name}_std'])}" if cell["seeds"] > 1 else ""
+    return f"{shown(name, cell[name])}{spread}"
+
+
+def _spent(cell: Row) -> list[str]:
+    figures = [f"{number(cell[name])} at {cell['delta']:g}" for name in ("epsilon", "claimed_epsilon")]
+    return [cell["guarantee_status"], *figures, f"{cell['seconds']:.2f}"]

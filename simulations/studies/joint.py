@@ -9,6 +9,7 @@ from typing import Any
 from fedlgm.privacy import accounting
 from fedlgm.privacy.events import is_private
 from fedlgm.privacy.ledger import Ledger
+from simulations.reports.terminal import number
 from simulations.runs.stopping import ended_early
 from simulations.studies.jobs import Job
 from simulations.studies.rows import JointCost
@@ -52,3 +53,13 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
         "runs_protected": protected_runs,
         "delta": delta,
     }
+
+
+def sentence(cost: JointCost) -> str:
+    """The cost of publishing all cells side by side, in a sentence."""
+    if cost["epsilon_protected"] is None:
+        return f"published together, the runs have no joint epsilon: {cost['why']}"
+    said = f"published together, {cost['runs_protected']} runs cost epsilon {number(cost['epsilon_protected'])}"
+    others = cost["runs"] - cost["runs_protected"]
+    rest = f"; with the other {others}, which are not private, no bound holds" if others else ""
+    return f"{said} at delta {cost['delta']:g} (composition over everything that was run on the data){rest}"

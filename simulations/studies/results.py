@@ -11,7 +11,7 @@ import numpy as np
 
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import caveat_of
-from simulations.studies import frames
+from simulations.studies import frames, joint
 from simulations.studies.records import KeptRecords, Records
 from simulations.studies.rows import JointCost
 from simulations.studies.statistics import Difference, difference, holm
@@ -239,11 +239,9 @@ class Study:
         return self.table().drop(columns="mechanism", errors="ignore")  # "method" says the same
 
     def _published(self) -> str:
-        from simulations.studies.figures import joint_sentence
-
         seeded = bool((self._frame["noise_reproducible"] == True).any())  # noqa: E712  (missing where there are no figures)
         caveat = caveat_of(seeded).strip(" ,;()")
-        return joint_sentence(self.joint) + (f"; {caveat}" if caveat else "")
+        return joint.sentence(self.joint) + (f"; {caveat}" if caveat else "")
 
 
 def _differences(
@@ -261,12 +259,12 @@ def _differences(
         raise ConfigError(f"at: {unknown[0]!r} is not a key of the grid; it has {', '.join(own) or 'no other'}")
     rows, pairs = [], []
     for cell in frames.cells_of(frame, own, at):
-        found = _paired(frame, own, cell, sides, metric)
+        found = paired(frame, cell, sides, metric)
         if found is None:
             continue
         both, epsilons = found
         tested = difference(both[:, 0], both[:, 1])
-        beside = [_paired(other, own, cell, sides, metric) for other in shifted or ()]
+        beside = [paired(other, cell, sides, metric) for other in shifted or ()]
         held = all(one is not None and _same_sign(difference(one[0][:, 0], one[0][:, 1]), tested) for one in beside)
         rows.append({
             **cell, "mean": tested.mean, "low": tested.low, "high": tested.high, "p": tested.p, "p_holm": 1.0,
@@ -287,8 +285,8 @@ def _same_sign(found: Difference, wanted: Difference) -> bool:
     return found.p < _LEVEL and found.mean * wanted.mean > 0
 
 
-def _paired(
-    frame: DataFrame, own: list[str], cell: Mapping[str, Any], sides: tuple[str, Any, Any], metric: str
+def paired(
+    frame: DataFrame, cell: Mapping[str, Any], sides: tuple[str, Any, Any], metric: str
 ) -> tuple[np.ndarray, list[float]] | None:
     """Figures of both sides in a cell [seeds, 2], and their proven epsilons; None for fewer than two seeds.
 

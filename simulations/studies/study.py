@@ -92,14 +92,14 @@ def study(
     out = Path(folder) if folder is not None else Path("runs") / f"study-{base.name}"
     if search is None:
         todo = grid_jobs(base, axes, range(seeds), shared, own)
-        return Study(out, RunRecords(out, todo, _run(todo, out, workers, progress)))
+        return Study(out, RunRecords(out, todo, complete(todo, out, workers, progress)))
     wanted = Search.of(search, search_seeds, axes)
     trials = grid_jobs(base, axes | dict(wanted.axes), wanted.repetitions, shared, own)
-    failed = _run(trials, out, workers, progress)
+    failed = complete(trials, out, workers, progress)
     finals = grid_jobs(base, axes | dict(wanted.axes), range(seeds), shared, own)
     chosen, shifted = _chosen(wanted, trials, finals, out, failed)
     needed = {job.folder: job for job in (*chosen, *(job for jobs in shifted.values() for job in jobs))}
-    failed |= _run(list(needed.values()), out, workers, progress)
+    failed |= complete(list(needed.values()), out, workers, progress)
     return Study(out, RunRecords(out, chosen, failed, Searched(wanted, trials, shifted)))
 
 
@@ -125,10 +125,13 @@ def base_of(
     return recipe_of(recipe, own, names, common), own, options
 
 
-def _run(todo: Sequence[Job], out: Path, workers: int | str, progress: bool) -> dict[str, str]:
+def complete(
+    todo: Sequence[Job], out: Path, workers: int | str, progress: bool, engine: str = "local"
+) -> dict[str, str]:
+    """Complete every run with a line of progress; see `running.run`."""
     line, summary = Line(todo, progress), True
     try:
-        return running.run(todo, out, on_row=line.on_row, workers=workers, on_end=line.on_end)
+        return running.run(todo, out, engine, line.on_row, workers=workers, on_end=line.on_end)
     except FedlgmError:
         summary = False
         raise

@@ -18,7 +18,7 @@ from fedlgm.aggregation.kernels import torch_kernels
 from fedlgm.aggregation.kernels.layout import Layout, layout_of
 from fedlgm.aggregation.kernels.philox import SERVER_STREAM
 from fedlgm.aggregation.kernels.spec import Noise
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_known
 from fedlgm.noise import Family
 
 Backend = Literal["triton", "torch"]
@@ -83,7 +83,7 @@ def clip_factors(
     """
     layout = _check_updates(updates, offsets)
     _check("clip", clip, (layout.layers,), _FLOAT32, updates)
-    _check_family(family)
+    check_known("noise family", family, Family)
     power = 2 if family == "gaussian" else 1
     moments, nonfinite, factors = _kernels(backend, updates).layer_moments(updates, layout, power, clip)
     return ClipFactors(moments, factors, nonfinite)
@@ -193,11 +193,6 @@ def _check(name: str, tensor: Tensor, shape: tuple[int, ...], types: tuple[torch
         )
 
 
-def _check_family(family: str) -> None:
-    if family not in get_args(Family):
-        raise ConfigError(f"unknown noise family {family!r}; known: {', '.join(get_args(Family))}")
-
-
 def _noise(
     layout: Layout,
     scale: Tensor,
@@ -208,7 +203,7 @@ def _noise(
     like: Tensor,
 ) -> Noise:
     _check("scale", scale, (layout.layers,), _FLOAT32, like)
-    _check_family(family)
+    check_known("noise family", family, Family)
     if len(key) != 2 or any(not 0 <= word < _WORD for word in (*key, stream)):
         raise ConfigError("key must be two words in [0, 2**32) and stream a word in [0, 2**32)")
     return Noise(scale, family, key, grid, stream)

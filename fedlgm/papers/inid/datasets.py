@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedlgm.errors import ConfigError, DataError, check_count
+from fedlgm.errors import ConfigError, DataError, check_count, check_known
 
 Array = npt.NDArray[np.float64]
 
@@ -49,10 +49,8 @@ def load_tabular(name: str, *, scaling: str = "range", data_home: str | Path | N
         ConfigError: unknown name or scaling.
         DataError: the set cannot be downloaded or a feature is constant.
     """
-    if name not in _SETS:
-        raise ConfigError(f"unknown data set {name!r}; known: {', '.join(_SETS)}")
-    if scaling not in _SCALES:
-        raise ConfigError(f"unknown scaling {scaling!r}; known: {', '.join(_SCALES)}")
+    check_known("data set", name, _SETS)
+    check_known("scaling", scaling, _SCALES)
     fetch, classification = _SETS[name]
     try:
         features, targets = fetch(None if data_home is None else str(data_home))

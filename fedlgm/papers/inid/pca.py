@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import dp_event
 
-from fedlgm.errors import ConfigError, DataError, check_count
+from fedlgm.errors import ConfigError, DataError, check_count, check_known
 from fedlgm.mechanisms.inid import gaussian_scales, laplace_budget, laplace_scales
 from fedlgm.mechanisms.profiles import Profile
 from fedlgm.noise import Family, draw
@@ -86,8 +86,7 @@ def covariance_plan(method: str, dimension: int, epsilon: float, delta: float = 
     Raises:
         ConfigError: unknown method, or an argument out of range.
     """
-    if method not in _METHODS:
-        raise ConfigError(f"unknown covariance method {method!r}; known: {', '.join(_METHODS)}")
+    check_known("covariance method", method, _METHODS)
     check_count("dimension", dimension)
     if method.startswith("laplace"):
         if delta != 0:

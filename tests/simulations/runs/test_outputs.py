@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from compared import summary_of
 from flwr.app import Context, RecordDict
 from rich.console import Console
 from typer.testing import CliRunner
@@ -25,9 +26,7 @@ from simulations.engines.local import LocalGrid
 from simulations.reports import report as reporting
 from simulations.reports import terminal
 from simulations.runs.folder import RunFolder
-from simulations.studies import comparison as comparing
-from simulations.studies import figures as comparison_figures
-from simulations.studies import running
+from simulations.studies import comparison, running
 from simulations.studies.jobs import jobs
 
 CAVEAT = "simulation: the seed is public, and with it the noise can be drawn again"
@@ -149,8 +148,8 @@ def test_applications_say_it(tmp_path):
 def test_comparisons_say_it(tmp_path, tiny_file):
     todo = jobs(str(tiny_file), ["gaussian", "none"], 1)
     running.run(todo, tmp_path)
-    summary = comparing.summarise(todo, tmp_path)
-    shown = plain(comparison_figures.tables(summary))
+    summary = summary_of(todo, tmp_path)
+    shown = plain(comparison.tables(summary))
     for cell in summary["cells"]:
         assert cell["guarantee"] == expected(tmp_path / todo[summary["cells"].index(cell)].folder)
         assert cell["noise_reproducible"] is True

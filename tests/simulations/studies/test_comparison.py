@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
+from compared import shown, summary_of
 from typer.testing import CliRunner
 
 from fedlgm.errors import ConfigError, RunError
@@ -18,11 +17,9 @@ from simulations.cli import app
 from simulations.config import recipe
 from simulations.config.facts import facts_of
 from simulations.runs.folder import RunFolder
-from simulations.studies import comparison as comparing
-from simulations.studies import figures as comparison_figures
 from simulations.studies import running
 from simulations.studies.jobs import Job, jobs
-from simulations.studies.rows import Row
+from simulations.studies.results import Study
 from simulations.studies.statistics import difference
 
 SMALL = [
@@ -123,15 +120,11 @@ def test_a_mechanism_of_ones_own_is_compared_by_its_dotted_name(tmp_path, monkey
     assert [job.recipe.mechanism.name for job in todo] == [own, "uniform"]
     assert todo[0].recipe.mechanism.options == {"bound": 0.5}
     running.run(todo, tmp_path / "set")
-    summary = comparing.summarise(todo, tmp_path / "set")
+    summary = summary_of(todo, tmp_path / "set")
     assert [cell["method"] for cell in summary["cells"]] == [own, "uniform"]
     assert all(cell["epsilon"] <= 8 for cell in summary["cells"])
-    comparison_figures.draw(todo, tmp_path / "set")
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(comparison_figures.tables(summary))
-    text = console.export_text()
+    text = shown(summary, width=100)
     assert "…" not in text  # long names are folded
-    assert "mean of the last evaluated round," in text
     assert "Differences:" not in text  # of one repetition there are none
     with pytest.raises(ConfigError, match="has no 'Inverse'; did you mean 'InverseSize'"):
         small(("own_mechanism:Inverse",), 1)
@@ -219,8 +212,8 @@ def test_another_set_in_the_same_folder_is_refused(finished: tuple[list[Job], Pa
 
 def test_figures_are_those_of_the_runs(finished: tuple[list[Job], Path]) -> None:
     todo, out = finished
-    summary = comparing.summarise(todo, out)
-    assert json.loads((out / "compare.json").read_text())["methods"] == list(METHODS)
+    summary = summary_of(todo, out)
+    assert summary["methods"] == list(METHODS)
     cells = {(cell["method"], cell["epsilon_budget"]): cell for cell in summary["cells"]}
     assert set(cells) == {("ladp", 8.0), ("ladp", 2.0), ("full-dp", 8.0), ("full-dp", 2.0), ("none", None)}
 
@@ -236,72 +229,28 @@ def test_figures_are_those_of_the_runs(finished: tuple[list[Job], Path]) -> None
         np.mean([sum(row["noise_norm"] for row in run) for run in rows("full-dp")])
     )
     expected = difference(accuracies["ladp"], accuracies["full-dp"])
-    found = cell["differences"]["accuracy"]
-    assert found == {name: pytest.approx(getattr(expected, name)) for name in ("mean", "low", "high", "p", "seeds")}
-    assert cells["ladp", 8.0]["differences"]["accuracy"] is None
+    (found,) = (
+        row for row in summary["differences"] if (row["metric"], row["epsilon_budget"]) == ("accuracy", 8.0)
+    )  # with the method without a budget there is none
+    assert found["method"] == "full-dp"
+    assert [found[name] for name in ("mean", "low", "high", "p")] == pytest.approx(
+        [expected.mean, expected.low, expected.high, expected.p]
+    )
     assert cell["epsilon"] <= 8.0 < cells["none", None]["epsilon"]
     # Less budget, more noise.
     assert cells["full-dp", 2.0]["noise_scale"] > 2 * cell["noise_scale"]
 
 
-def test_tables_and_pictures(finished: tuple[list[Job], Path]) -> None:
+def test_the_table_has_mean_and_spread_of_every_cell(finished: tuple[list[Job], Path]) -> None:
     todo, out = finished
-    summary = comparing.summarise(todo, out)
-    summary["pictures"] = comparison_figures.draw(todo, out)
-    assert set(summary["pictures"]) == {"accuracy", "noise", "model_noise", "epsilon"}
-    for path in summary["pictures"].values():
-        assert Path(path).read_bytes().startswith(b"\x89PNG")
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(comparison_figures.tables(summary))
-    text = console.export_text()
-    for expected in (
-        "Accuracy in % (dirichlet)",
-        "Noise scale (dirichlet)",
-        "Noise of the model (dirichlet)",
-        "improvement",
-        "reduction",
-    ):
-        assert expected in text
-    first, second = (c for c in summary["cells"] if c["epsilon_budget"] == 8.0)
-    assert f"{100 * first['accuracy']:.2f} ± {100 * first['accuracy_std']:.2f}" in text
-    gains = [
-        ladp["accuracy"] / full["accuracy"] - 1
-        for ladp, full in ([c for c in summary["cells"] if c["epsilon_budget"] == budget] for budget in (8.0, 2.0))
-    ]
-    assert f"{np.mean(gains):+.2%}" in text
-    reductions = [
-        1 - ladp["noise_scale"] / full["noise_scale"]
-        for ladp, full in ([c for c in summary["cells"] if c["epsilon_budget"] == budget] for budget in (8.0, 2.0))
-    ]
-    assert f"{np.mean(reductions):+.2%}" in text
-    assert second["method"] == "full-dp"
-
-
-def test_one_repetition_has_no_spread(finished: tuple[list[Job], Path]) -> None:
-    todo, out = finished
-    once = [job for job in todo if job.repetition == 0]
-    assert "±" in shown(comparing.summarise(todo, out))
-    assert "±" not in shown(comparing.summarise(once, out))
-
-
-def test_with_one_partition_nothing_is_printed_twice(finished: tuple[list[Job], Path]) -> None:
-    todo, out = finished
-    summary = comparing.summarise(todo, out)
+    summary = summary_of(todo, out)
     text = shown(summary)
-    assert "By partition" not in text
-    first = summary["cells"][0]
-    assert text.count(f"{100 * first['accuracy']:.2f} ± {100 * first['accuracy_std']:.2f}") == 1
     for cell in summary["cells"]:
-        cell["partition"] = "dirichlet" if cell["method"] == "ladp" else "iid"
-    assert "By partition" in shown(summary)
-    assert "no protection" in shown(summary)
-
-
-def shown(summary: Row) -> str:
-    """What the terminal shows."""
-    console = Console(width=200, record=True, file=StringIO())
-    console.print(comparison_figures.tables(summary))
-    return console.export_text()
+        line = next(row for row in text.splitlines() if f"{cell['accuracy']:.2%} ± {cell['accuracy_std']:.2%}" in row)
+        assert cell["method"] in line
+        assert cell["guarantee_status"] in line
+    once = [job for job in todo if job.repetition == 0]
+    assert "±" not in shown(summary_of(once, out))
 
 
 def test_the_command(finished: tuple[list[Job], Path]) -> None:
@@ -313,6 +262,9 @@ def test_the_command(finished: tuple[list[Job], Path]) -> None:
     printed = json.loads(result.stdout.strip().splitlines()[-1])
     assert len(printed["runs"]) == 15
     assert printed["runs"][-1]["epsilon"] == "inf"
+    assert "seconds" not in (out / "study.json").read_text()  # wall times show how many clients took part
+    assert Study.read(out / "study.json").table()["n"].tolist() == [3] * 5
+    assert {"runs.csv", "table.tex", "study.svg"} <= {path.name for path in out.iterdir()}
 
 
 @pytest.mark.parametrize("name", [name for name in recipe.names() if name.startswith("ladp-")])

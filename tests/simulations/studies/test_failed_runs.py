@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 
 import pytest
+from compared import shown, summary_of
 from diverging import install
-from rich.console import Console
 
 from fedlgm.errors import ConfigError, LedgerError, RunError
 from simulations import launch
-from simulations.studies import comparison as comparing
-from simulations.studies import figures as comparison_figures
 from simulations.studies import running
 from simulations.studies.jobs import Job, jobs
 
@@ -40,26 +37,23 @@ def test_the_other_runs_of_a_comparison_go_on(tmp_path: Path) -> None:
         failed = running.run(todo, out)
         assert sorted(failed) == sorted(job.folder for job in todo if job.method == "uniform")
         assert all("training diverged in round 3" in message for message in failed.values())
-    summary = comparing.summarise(todo, out, failed)
+    summary = summary_of(todo, out, failed)
     assert [cell["method"] for cell in summary["cells"]] == ["gaussian"]
     assert [run["method"] for run in summary["runs"]] == ["gaussian"] * 2
     assert [(run["method"], run["repetition"]) for run in summary["failed"]] == [("uniform", 0), ("uniform", 1)]
     assert summary["together"]["runs"] == 4  # what diverged was released, too
-    assert summary["cells"][0]["differences"]["accuracy"] is None  # the first method has no runs to compare with
-    assert json.loads((out / "compare.json").read_text())["failed"][0]["message"].startswith("training diverged")
-    comparison_figures.draw([job for job in todo if job.folder not in failed], out)
-    console = Console(width=200, record=True, file=StringIO())
-    console.print(comparison_figures.tables(summary))
-    text = " ".join(console.export_text().split())
-    assert "│ 8 │ failed │" in text
-    assert "uniform (dirichlet, epsilon 8): 2 of 2 runs failed and are left out: training diverged in round 3" in text
+    assert summary["differences"] == []  # the first method has no runs to compare with
+    assert summary["failed"][0]["reason"].startswith("training diverged")
+    text = " ".join(shown(summary).split())
+    assert "│ uniform │ 8 │ dirichlet │ diverged │" in text
+    assert "note: uniform, run 0: training diverged in round 3" in text
 
 
 def test_a_comparison_of_which_nothing_is_left_says_why(tmp_path: Path) -> None:
     todo = compared("uniform", "gaussian", seeds=1)
     failed = running.run(todo, tmp_path / "set")
     with pytest.raises(RunError, match=r"no run of the comparison is finished; .*: training diverged in round 3"):
-        comparing.summarise(todo, tmp_path / "set", failed)
+        summary_of(todo, tmp_path / "set", failed)
 
 
 def test_the_command_compares_what_is_left(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
@@ -95,7 +89,7 @@ def test_what_failed_otherwise_is_tried_again(tmp_path: Path, monkeypatch: pytes
     assert running.run(todo, out) == {todo[0].folder: "cannot write the checkpoint: no space left"}
     monkeypatch.undo()
     assert running.run(todo, out) == {}
-    assert comparing.summarise(todo, out)["failed"] == []
+    assert summary_of(todo, out)["failed"] == []
 
 
 def test_a_mistake_in_what_is_asked_for_is_said_at_once(tmp_path: Path) -> None:

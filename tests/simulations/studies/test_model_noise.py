@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compared import summary_of
 
 from simulations import launch
 from simulations.runs.folder import RunFolder
-from simulations.studies import comparison as comparing
 from simulations.studies import running
 from simulations.studies.jobs import Job, jobs
 from simulations.studies.noise import model_noise
@@ -75,7 +75,7 @@ def test_correlated_noise_is_larger_in_each_round_and_smaller_in_the_model(tmp_p
     todo = jobs("digits", ["uniform"], 1, [*SMALL, "privacy.noise=banded"])
     other = jobs("digits", ["gaussian"], 1, [*SMALL, "privacy.noise=independent"])
     running.run([*todo, *other], tmp_path)
-    banded, plain = comparing.summarise([*todo, *other], tmp_path)["cells"]
+    banded, plain = summary_of([*todo, *other], tmp_path)["cells"]
     assert banded["epsilon"] == pytest.approx(plain["epsilon"], rel=1e-3)
     assert banded["noise_scale"] > plain["noise_scale"]
     assert banded["model_noise"] < plain["model_noise"]

@@ -427,8 +427,7 @@ def test_a_mistake_does_not_count_as_finished_runs(tmp_path: Path, capsys: pytes
 
 def test_one_line_of_progress(finished: Study) -> None:
     jobs, stream = planned(GRID, seeds=2), io.StringIO()
-    line = Line(jobs, stream=stream)
-    line._live = True
+    line = Line(jobs, stream=stream, live=True)
     for job in jobs[:3]:
         for number in (1, 2):
             line.on_row(job, {"round": number})

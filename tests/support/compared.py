@@ -1,0 +1,27 @@
+"""The figures of a comparison, and what the terminal shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from simulations.studies import comparison
+from simulations.studies.jobs import Job
+from simulations.studies.records import RunRecords
+from simulations.studies.results import Study
+from simulations.studies.rows import Row
+
+
+def summary_of(todo: Sequence[Job], out: Path, failed: Mapping[str, str] | None = None) -> Row:
+    """The summary of runs in a folder."""
+    return comparison.summarise(Study(out, RunRecords(out, todo, failed or {})))
+
+
+def shown(summary: Row, width: int = 250) -> str:
+    """Its tables as text."""
+    console = Console(width=width, record=True, file=StringIO())
+    console.print(comparison.tables(summary))
+    return console.export_text()
