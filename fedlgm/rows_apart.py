@@ -37,10 +37,15 @@ def rows_apart(owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, 
     """
     each = rows.split(1)
     with users_code(f"{what} cannot be copied", owner):
-        one, other = copy.deepcopy(owner), copy.deepcopy(owner)
+        first, one, other = (copy.deepcopy(owner) for _ in range(3))
+    public = torch.ones_like(each[0])  # what is kept outside of the object is of this row, or shows in its value
+    probes = [function(first, public.clone())]
     found = torch.cat([function(one, row.clone()) for row in each])
+    probes += [function(one, public.clone()), function(other, public.clone())]
     again = torch.cat([function(other, row.clone()) for row in reversed(each)]).flip(0)
-    if not torch.equal(found.nan_to_num(), again.nan_to_num()):
+    probes += [function(other, public.clone())]
+    pairs = [(found, again), *((probes[0], probe) for probe in probes[1:])]
+    if not all(torch.equal(before.nan_to_num(), after.nan_to_num()) for before, after in pairs):
         raise PrivacyError(
             f"{what} remembers what it has seen, or draws at random: its value for a row may depend on that row only"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypedDict
 
-from fedlgm.errors import PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError, check_known
 
 Status = Literal["proven", "conditional", "none"]
 """From the strongest to the weakest."""
@@ -68,6 +68,9 @@ class Guarantee:
         relation: the neighbouring relation.
         trust: "central" (the server sees bounded contributions and adds the noise), "local" (clients add it, each for
             itself) or "distributed" (clients add it in shares, and the server sees the sum alone).
+
+    Raises:
+        ConfigError: another word, or a reason that is not text of one line.
     """
 
     status: Status
@@ -75,6 +78,12 @@ class Guarantee:
     relation: Relation = "add-remove"
     trust: Trust = "central"
     unit: Unit = "client"
+
+    def __post_init__(self) -> None:
+        for name, known in (("status", Status), ("relation", Relation), ("trust", Trust), ("unit", Unit)):
+            check_known(name, getattr(self, name), known, "a guarantee")
+        if not (isinstance(self.reason, str) and self.reason.isprintable()):
+            raise ConfigError(f"a guarantee's reason is text of one line, got {self.reason!r}")
 
     def sentence(self, *, noise_reproducible: bool) -> str:
         """The whole guarantee in one line, as every output prints it beside an epsilon.

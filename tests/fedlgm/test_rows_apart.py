@@ -26,6 +26,33 @@ class FirstSeen(AuxiliaryQuery):
         return mean.double().numpy()
 
 
+class RunningMean(AuxiliaryQuery):
+    """Compares a row with the mean of all rows so far, which it keeps in its class."""
+
+    name, size, bound = "running-mean", 1, 1.0
+    total, count = 0.0, 0
+
+    def encode(self, norms, clip):
+        kind = type(self)
+        kind.total, kind.count = kind.total + float(norms.sum()), kind.count + 1
+        return (norms.sum(dim=1, keepdim=True) * kind.count / (10 * kind.total)).clamp(max=1.0)
+
+    def decode(self, mean):
+        return mean.double().numpy()
+
+
+class FirstInClass(FirstSeen):
+    """Keeps the first row in its class."""
+
+    name = "first-in-class"
+    first = None
+
+    def encode(self, norms, clip):
+        if type(self).first is None:
+            type(self).first = norms.clone()
+        return (type(self).first[:, :1] > 1).float()
+
+
 class FirstNorm(FlatClip):
     """Clips to the norm of the first example that it has ever seen."""
 
@@ -35,32 +62,24 @@ class FirstNorm(FlatClip):
         return (self.first / norms).clamp(max=1.0)
 
 
-def answers(first: float) -> torch.Tensor:
-    """Sum of the answers of three clients that are encoded one by one, as in a round's sum."""
-    query = FirstSeen((5, 2))
-    rows = torch.tensor([[first, 0.2], [0.3, 0.1], [0.2, 0.2]])
-    return sum(query.contribution(row[None], CLIP) for row in rows)
+@pytest.mark.parametrize("kind", [FirstSeen, RunningMean])
+def test_a_query_that_remembers_is_refused_though_rows_come_one_by_one(kind):
+    """In a round's sum each client is encoded in a call of its own; the first one moved the answers of all."""
+    with pytest.raises(PrivacyError, match=f"query '{kind.name}' remembers what it has seen"):
+        kind((5, 2)).contribution(torch.tensor([[5.0, 0.2]]), CLIP)
 
 
-def test_one_client_moves_the_sum_by_its_own_bound_alone():
-    """It moved the answers of all clients, since each was encoded in a call of its own."""
-    assert float((answers(5.0) - answers(0.1)).abs()) <= FirstSeen.bound
+def test_what_is_kept_outside_of_the_object_is_of_a_public_row():
+    for first in (5.0, 0.1):
+        FirstInClass.first, query = None, FirstInClass((5, 2))
+        rows = torch.tensor([[first, 0.2], [0.3, 0.1], [0.2, 0.2]])
+        assert [float(query.contribution(row[None], CLIP)) for row in rows] == [0.0, 0.0, 0.0]
 
 
-def test_the_first_row_of_a_block_is_not_the_answer_of_the_others():
-    rows = torch.tensor([[5.0, 0.2], [0.3, 0.1]])
-    with pytest.raises(PrivacyError, match="query 'first-seen' remembers what it has seen"):
-        FirstSeen((5, 2)).contribution(rows, CLIP)
-
-
-def test_an_example_does_not_scale_those_of_other_steps():
-    scaling = one_by_one(FirstNorm(4.0))
-    ordinary = torch.tensor([[2.0, 0.0]], dtype=torch.float64)
-    alone = scaling.factors(ordinary)
-    scaling.factors(torch.tensor([[0.1, 0.0]], dtype=torch.float64))
-    assert torch.equal(scaling.factors(ordinary), alone)
+@pytest.mark.parametrize("first", [0.1, 2.0])
+def test_a_scaling_that_remembers_is_refused(first):
     with pytest.raises(PrivacyError, match="scaling remembers what it has seen"):
-        scaling.factors(torch.tensor([[0.1, 0.0], [2.0, 0.0]], dtype=torch.float64))
+        one_by_one(FirstNorm(4.0)).factors(torch.tensor([[first, 0.0], [2.0, 0.0]], dtype=torch.float64))
 
 
 def test_an_object_that_cannot_be_copied_is_refused():

@@ -11,6 +11,7 @@ from dp_accounting import dp_event
 from fedlgm.errors import ConfigError, LedgerError
 from fedlgm.privacy import Ledger
 from fedlgm.privacy.events import encode, gaussian_event, pure_event
+from fedlgm.privacy.guarantee import Guarantee
 
 GAUSS = dp_event.GaussianDpEvent(2.0)
 CLIENT = "client, add-remove"
@@ -108,3 +109,19 @@ def test_rows_that_state_no_protection_are_not_added_to_rows_that_do(ledger, fir
 def test_a_pure_release_of_almost_no_cost_can_be_charged(ledger):
     ledger.charge(pure_event(1e-18), round=1, key="k")
     assert 0 < ledger.epsilon(1e-5) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"status": "certain"}, "a guarantee: unknown status 'certain'; known: proven, conditional, none"),
+        ({"unit": "dog"}, "unknown unit 'dog'"),
+        ({"relation": "swap"}, "unknown relation"),
+        ({"trust": "anybody"}, "unknown trust"),
+        ({"reason": "bounded\n\x1b[31mNOT PRIVATE"}, "reason is text of one line"),
+    ],
+)
+def test_a_guarantee_has_known_words(words, why):
+    """A user's mechanism states it, and every output prints it."""
+    with pytest.raises(ConfigError, match=why):
+        Guarantee(**({"status": "proven", "reason": "bounded, then noised"} | words))
