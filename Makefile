@@ -18,7 +18,7 @@ venv: .venv/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
-# A file is one worker's, since its tests share runs; in order, so that the long files are not the last ones.
+# A file is one worker's, since its tests share runs; tests/conftest.py puts the long files first.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: .venv/installed-test

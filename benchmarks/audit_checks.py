@@ -48,6 +48,15 @@ def _moved(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.nd
     return np.roll(past[1], 17) if len(past) == ROUNDS - 1 else _planned(rng, size)
 
 
+def _permuted(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
+    return rng.permutation(past[1]) if len(past) == ROUNDS - 1 else _planned(rng, size)
+
+
+def _reversed(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
+    signs = rng.choice([-1.0, 1.0], size)
+    return signs * past[1][::-1] if len(past) == ROUNDS - 1 else _planned(rng, size)
+
+
 def _partly(share: float, rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
     """A share of each round's variance is that of the round before."""
     new = _planned(rng, size)
@@ -73,6 +82,8 @@ DEFECTS: dict[str, Noise] = {
     ),
     "round 9 has the noise of round 2": _again,
     "the same, moved by 17 places": _moved,
+    "the same, permuted": _permuted,
+    "the same, reversed, with random signs": _reversed,
     "half of the variance from the round before": partial(_partly, 0.5),
     "a hundredth of the variance from the round before": partial(_partly, 0.01),
     "uniform, equal variance": lambda rng, past, size: rng.uniform(-(3**0.5), 3**0.5, size),

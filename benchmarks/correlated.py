@@ -73,6 +73,7 @@ def noise_cost(repeats: int) -> list[Row]:
             independent, correlated = interleaved(jobs, repeats)
             batch = interleaved([lambda module=module, shape=shape: step(module, shape)], max(1, repeats // 5))[0]
         stream = CorrelatedStream(correlation.get("banded", ROUNDS, bands=BANDS), layers.size)
+        memory = sum(value.nbytes for value in vars(stream).values() if isinstance(value, torch.Tensor))
         rows.append(
             {
                 "model": name,
@@ -82,8 +83,8 @@ def noise_cost(repeats: int) -> list[Row]:
                 "ratio": correlated / independent,
                 "batch_ms": 1e3 * batch,
                 "round_ratio": (correlated + 100 * batch) / (independent + 100 * batch),
-                "memory_mb": stream.memory / 1e6,
-                "vectors": stream.memory / (4 * layers.size),
+                "memory_mb": memory / 1e6,
+                "vectors": memory / (4 * layers.size),
             }
         )
     return rows

@@ -1,11 +1,12 @@
 """Clipped per-example gradients: time and memory of a step beside plain SGD and Opacus.
 
-    python -m benchmarks.example_level [--networks d-cnn-256 ...] [--contenders plain ...] [--rounds 7] [--json]
+    python -m benchmarks.example_level [--networks d-cnn-256 ...] [--contenders plain ...] [--rounds 7] [--write]
 
 Every contender is a separate process with one torch thread; they take their steps in turn, so that all see the same
-machine. Times are CPU seconds of the process; the output is medians of the ratios to the plain step of the same turn.
-Two baselines: `plain` is SGD by autograd as users write it, `plain-best` the same with the micro-batch and the memory
-layout that are best for it. `-quiet` contenders add no noise.
+machine. Times are CPU seconds of the process; ratios are to the plain step of the same turn. Two baselines: `plain` is
+SGD by autograd as users write it, `plain-best` the same with the micro-batch and the memory layout that are best for
+it. `-quiet` contenders add no noise; `-exact` ones neither, and sum in float64. `--write` keeps the figures in
+docs/results/example-level.json and puts the tables on their page.
 """
 
 from __future__ import annotations
@@ -15,21 +16,39 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders.example_level import NETWORKS
+from benchmarks.pages import show, table
 
-CONTENDERS = (
-    "plain",
-    "plain-best",
-    "per-layer",
-    "flat",
-    "lm",
-    "per-layer-quiet",
-    "opacus-flat",
-    "opacus-per-layer",
-    "opacus-ghost",
-)
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "example-level.md"
+KEPT = PAGE.with_suffix(".json")
+OURS = {
+    "plain-best": "plain, best layout",
+    "per-layer": "per layer",
+    "flat": "flat",
+    "lm": "LM",
+    "per-layer-quiet": "per layer, no noise",
+}
+OPACUS = {
+    "opacus-flat": "Opacus, flat",
+    "opacus-per-layer": "Opacus, per layer",
+    "opacus-ghost": "Opacus, ghost",
+}
+EXACT = {"per-layer-exact": "per-layer-quiet", "flat-exact": "flat-quiet"}
+CONTENDERS = ("plain", *OURS, *OPACUS, "flat-quiet", *EXACT)
+NAMES = {
+    "d-cnn-256": "D-CNN 605k, 256",
+    "mnist-cnn-64": "MNIST CNN 26k, 64",
+    "mnist-cnn-256": "MNIST CNN 26k, 256",
+    "mlp-256": "MLP 784-256-10, 256",
+    "resnet18-32": "ResNet-18 GroupNorm 11.2M, 32",
+    "transformer-32": "transformer, 32",
+}
+Results = dict[str, dict[str, Any]]
+"""Network -> contender -> figures."""
 
 
 class Process:
@@ -73,14 +92,54 @@ def compare(network: str, names: list[str], rounds: int) -> dict[str, Any]:
     plain = times[names[0]]
     return {
         name: {
-            "ratio": statistics.median(a / b for a, b in zip(times[name], plain, strict=True)),
-            "milliseconds": 1e3 * statistics.median(times[name]),
-            "peak_mb": peaks[name]["peak_mb"],
-            "above_imports_mb": peaks[name]["peak_mb"] - peaks[name]["imports_mb"],
-            "code_mb": peaks[name]["code_mb"],
+            "ratios": [round(a / b, 3) for a, b in zip(times[name], plain, strict=True)],
+            "milliseconds": round(1e3 * statistics.median(times[name]), 2),
+            "above_imports_mb": round(peaks[name]["peak_mb"] - peaks[name]["imports_mb"], 1),
+            "code_mb": round(peaks[name]["code_mb"], 1),
         }
         for name in names
     }
+
+
+def rows(results: Results, cell: Callable[[dict[str, Any]], str], names: list[str]) -> list[list[str]]:
+    """A row of a table per network: a cell per contender; a dash where it was not measured."""
+    return [
+        [NAMES[network], *(cell(found[name]) if name in found else "-" for name in names)]
+        for network, found in results.items()
+    ]
+
+
+def times(results: Results, names: dict[str, str]) -> str:
+    """Medians of the ratios, with the least and the greatest."""
+
+    def cell(row: dict[str, Any]) -> str:
+        ratios = row["ratios"]
+        return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+    return table(["network, batch", *names.values()], rows(results, cell, list(names)))
+
+
+def memory(results: Results) -> str:
+    """Peaks above the imports, and how much of them is code."""
+    names = {"plain": "plain"} | OURS | OPACUS
+    cells = rows(results, lambda row: f"{row['above_imports_mb']:.0f} ({row['code_mb']:.0f})", list(names))
+    return table(["network, batch", *names.values()], cells)
+
+
+def exact(results: Results) -> str:
+    """What sums in float64 cost: medians of the ratios of the same turns."""
+    found = [
+        [
+            NAMES[network],
+            *(
+                f"{statistics.median(a / b for a, b in zip(of[name]['ratios'], of[base]['ratios'], strict=True)):.2f}"
+                for name, base in EXACT.items()
+                if name in of
+            ),
+        ]
+        for network, of in results.items()
+    ]
+    return table(["network, batch", "per layer", "flat"], found)
 
 
 def main() -> None:
@@ -88,19 +147,19 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write", action="store_true", help=f"keep the figures, and put the tables on {PAGE.name}")
     options = parser.parse_args()
     names = ["plain", *(name for name in options.contenders if name != "plain")]
-    results = {}
+    results: Results = {}
     for network in options.networks:
         results[network] = compare(network, names, options.rounds)
-        if not options.json:
-            print(f"{network}: plain {results[network]['plain']['milliseconds']:.0f} ms", flush=True)
-            for name, row in results[network].items():
-                memory = f"peak {row['peak_mb']:6.0f} MB   above imports {row['above_imports_mb']:6.0f} MB"
-                print(f"  {name:18s} {row['ratio']:6.2f}   {memory}   of it code {row['code_mb']:4.0f} MB")
-    if options.json:
-        print(json.dumps(results))
+        print(network, json.dumps(results[network]), file=sys.stderr, flush=True)
+    if options.write:
+        kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+        results = kept | results
+        KEPT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    tables = {"times": times(results, OURS), "Opacus": times(results, OPACUS)}
+    show(PAGE, tables | {"memory": memory(results), "exact": exact(results)}, options.write)
 
 
 if __name__ == "__main__":

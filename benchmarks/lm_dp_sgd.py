@@ -6,15 +6,17 @@
     python -m benchmarks.lm_dp_sgd page              # writes docs/results/lm-dp-sgd.md from kept figures
 
 FashionMNIST, S-CNN (26,010 parameters). Private: 2,000 training examples; public: 4,000 others, half of which train the
-shadow model. Everything is one torch thread. Figures are kept in runs/lm-dp-sgd.json, so that an interrupted benchmark
-can be continued.
+shadow model. Everything is one torch thread. Figures are kept in docs/results/lm-dp-sgd.json, so that an interrupted
+benchmark can be continued.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,16 +38,16 @@ from fedlgm.example_level.trainer import private_figures
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import UsesPrivateNorms
+from fedlgm.mechanisms.base import BoundsExamples, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
 
-STORE = Path("runs") / "lm-dp-sgd.json"
+STORE = Path(__file__).parents[1] / "docs" / "results" / "lm-dp-sgd.json"
 PRIVATE, PUBLIC, RATE, STEPS, EMPHASIS = 2000, 4000, 0.05, 200, 5.0
 EPSILON, DELTA = 5.0, 1e-5
-RATES, SEARCH_SEED, SEEDS = (0.3, 1.0, 3.0), 100, (1, 2, 3)
+RATES, SEARCH_SEEDS, SEEDS = (0.3, 1.0, 3.0), (100, 101, 102), tuple(range(1, 11))
 LOOKS = 5  # at how many steps the bias is measured
 SHADOW = ShadowTraining(epochs=20, lr=2e-3, adversary_epochs=10)
 STYLES = (
@@ -149,17 +151,13 @@ def run(style: str, lr: float, seed: int, store: Values, whole: bool = True) -> 
         facts = RunFacts(0.0, Sampling("poisson", PRIVATE, RATE), rounds=STEPS, epsilon=EPSILON, delta=DELTA)
         method = Method.of(module, mechanism(style, store), facts)
         found = private_run(method, module, x, y, lr, keys, looks=LOOKS if whole else 0)
-    found |= {
-        "lr": lr,
-        "seed": seed,
-        "seconds": time.process_time() - started,
-        "accuracy": accuracy(module, halves.test),
-    }
+    seconds = round(time.process_time() - started, 1)
+    found |= {"lr": lr, "seed": seed, "seconds": seconds, "accuracy": accuracy(module, halves.test)}
     if whole:
         both, count = torch.cat([x, halves.test[0]]), min(len(x), len(halves.test[1]))
         inside, outside = torch.arange(count), len(x) + torch.arange(count)
         errors = layer_errors(module, both, inside, outside, keys=KeyRing.from_seed(1000 + seed), training=SHADOW)
-        found["membership"] = {layer: 1 - held_out for layer, (_, held_out) in errors.items()}
+        found["membership"] = {layer: round(1 - held_out, 5) for layer, (_, held_out) in errors.items()}
         found["train_accuracy"] = accuracy(module, (x, y))
     return found
 
@@ -182,6 +180,7 @@ def private_run(
                 gradients = ExampleGradients(module, method.layers)
                 figures = private_figures(gradients, method.mechanism, method.layers, *watched.examples)
                 plan = own.plan_from_private_norms(method.layers, method.facts, figures)
+            assert isinstance(own, BoundsExamples)
             watched.look(own.scaling(plan))
         del plans[:-1]
 
@@ -203,7 +202,7 @@ def private_run(
         "claimed": claimed,
         "guarantee": result.guarantee.status,
         "multiplier": multiplier,
-        "bias": watched.bias,
+        "bias": [round(value, 4) for value in watched.bias],
     }
 
 
@@ -227,18 +226,28 @@ def accuracy(module: nn.Module, pair: tuple[Tensor, Tensor]) -> float:
             for part, labels in zip(x.split(1000), y.split(1000), strict=True)
         ]
     module.train()
-    return float(torch.cat(right).mean())
+    return round(float(torch.cat(right).mean()), 5)
+
+
+def searched(values: dict[str, Any], style: str) -> dict[float, list[float]]:
+    """Test accuracies of the search by rate, in the order of its seeds."""
+    return {rate: [values[f"search {style} {rate:g} {seed}"]["accuracy"] for seed in SEARCH_SEEDS] for rate in RATES}
+
+
+def best_rate(values: dict[str, Any], style: str) -> float:
+    """The rate with the highest mean accuracy over the seeds of the search."""
+    found = searched(values, style)
+    return max(found, key=lambda rate: statistics.fmean(found[rate]))
 
 
 def measure_training(store: Values) -> None:
     """Searches and runs."""
-    for style in STYLES:
-        for lr in RATES:
-            store.get(f"search {style} {lr:g}", lambda s=style, r=lr: run(s, r, SEARCH_SEED, store, whole=False))
-    for seed in SEEDS:
-        for style in STYLES:
-            best = max(RATES, key=lambda r, s=style: store.values[f"search {s} {r:g}"]["accuracy"])
-            store.get(f"run {style} {seed}", lambda s=style, r=best, n=seed: run(s, r, n, store))
+    for seed, style, lr in itertools.product(SEARCH_SEEDS, STYLES, RATES):
+        name = f"search {style} {lr:g} {seed}"
+        store.get(name, lambda s=style, r=lr, n=seed: run(s, r, n, store, whole=False))
+    for seed, style in itertools.product(SEEDS, STYLES):
+        best = best_rate(store.values, style)
+        store.get(f"run {style} {seed}", lambda s=style, r=best, n=seed: run(s, r, n, store))
 
 
 # -- time and memory of a step -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks import lm_dp_sgd as bench
 from benchmarks.pages import put, spread, table
+from simulations.studies.statistics import difference, holm
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "lm-dp-sgd.md"
 DATA_PAGE = PAGE.parent / "data" / PAGE.name
@@ -31,6 +32,8 @@ def write(values: Values) -> None:
     """Write the tables that have figures between the page's markers."""
     tables = {
         "accuracy": (PAGE, accuracy, "run "),
+        "changes": (PAGE, changes, "run "),
+        "search": (DATA_PAGE, search, "search "),
         "membership": (DATA_PAGE, membership, "run "),
         "risk": (PAGE, risk, "risk "),
         "bias": (DATA_PAGE, bias, "run "),
@@ -73,6 +76,47 @@ def accuracy(values: Values) -> str:
         ["method", "lr", "epsilon claimed", "proven", "test accuracy", "on its members", "peak layer MIA", "seeds"],
         rows,
     )
+
+
+def changes(values: Values) -> str:
+    """Accuracy of each private method minus DP-SGD's: paired by seed at the best rates, and at their neighbours."""
+    styles = [style for style in bench.STYLES[2:] if runs(values, style)]
+    base = bench.searched(values, "dp-sgd")
+    tests = [
+        difference(*([run["accuracy"] for run in runs(values, name)] for name in (style, "dp-sgd"))) for style in styles
+    ]
+    rows = []
+    for style, test, p in zip(styles, tests, holm([test.p for test in tests]), strict=True):
+        own = bench.searched(values, style)
+        beside = [_step(own, base, step) for step in (-1, 1)]
+        signs = {value > 0 for value in (test.mean, *beside) if value is not None}
+        rows.append([
+            LABELS[style],
+            f"{100 * test.mean:+.2f} ({100 * test.low:+.2f} to {100 * test.high:+.2f})",
+            f"{p:.2g}",
+            *("edge" if value is None else f"{100 * value:+.2f}" for value in beside),
+            "not decided" if None in beside or p >= 0.05 else "holds" if len(signs) == 1 else "does not hold",
+        ])  # fmt: skip
+    return table(["method minus DP-SGD", "points, 95 % interval", "p", "one rate below", "one rate above", ""], rows)
+
+
+def _step(own: dict[float, list[float]], base: dict[float, list[float]], step: int) -> float | None:
+    """Mean difference in the search with both methods one rate from their best ones; None beyond the rates."""
+    places = []
+    for found in (own, base):
+        place = bench.RATES.index(max(found, key=lambda rate: statistics.fmean(found[rate]))) + step
+        if not 0 <= place < len(bench.RATES):
+            return None
+        places.append(statistics.fmean(found[bench.RATES[place]]))
+    return places[0] - places[1]
+
+
+def search(values: Values) -> str:
+    """Mean test accuracy of the search by rate, in per cent."""
+    rows = [
+        [LABELS[style], *(percent(found) for found in bench.searched(values, style).values())] for style in bench.STYLES
+    ]
+    return table(["method", *(f"lr {rate:g}" for rate in bench.RATES)], rows)
 
 
 def membership(values: Values) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from fedlgm import models
 from fedlgm.layers import LayerTable
-from fedlgm.training import ClientTask, LocalTraining, NativeTrainer, SequentialTrainer
+from fedlgm.training import ClientTask, LocalTraining, NativeTrainer, SequentialTrainer, Trainer
 from fedlgm.training.native import instruction_set
 
 PLACE = Path("docs/results/training-kernel.json")
@@ -42,7 +42,7 @@ def measure(name: str, shape: tuple[int, ...], examples: int, options: dict[str,
     layers = LayerTable.from_module(made[0])
     start = layers.flatten(made[0]).clone()
     x, y = torch.randn(examples, *shape), torch.randint(10, (examples,))
-    trainers = {
+    trainers: dict[str, Trainer] = {
         "torch": SequentialTrainer(made[0], layers, settings),
         "kernel": NativeTrainer(made[1], layers, settings),
     }

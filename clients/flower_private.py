@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 FLOWER = ("1.41", "1.42")
 """Versions with which all of this is tested."""
 SOON_S = 0.1
+HEARTBEAT_S = 15
+"""Between a SuperNode's heartbeats, at most; after twice that, the SuperLink takes it for gone."""
 _PULL_S = 120.0
 
 
@@ -164,11 +166,14 @@ class Sleeps(Protocol):
 
 
 def run_supernode(pauses: Sleeps) -> None:
-    """Run Flower's SuperNode with other polling pauses; takes the arguments of `flower-supernode`."""
-    from flwr.supernode import start_client_internal
+    """Run Flower's SuperNode with other pauses between polls and heartbeats; takes `flower-supernode`'s arguments."""
+    from flwr.supercore import heartbeat
+    from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode
 
     vars(start_client_internal)["time"] = pauses
+    for module in (heartbeat, fleet_http_connection):
+        vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT_S
     _look_again_soon(start_client_internal)
     flower_supernode()
 

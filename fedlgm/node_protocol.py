@@ -33,6 +33,7 @@ HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
 TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"  # of a node, which goes into logs, terminals and paths
 HEADER_BYTES = 1 << 19  # a plan for a few thousand layers
+_SIGNATURE_DIGITS = 128
 _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size
 
@@ -339,12 +340,15 @@ def sign(key: Ed25519PrivateKey, *fields: str | int) -> str:
 
 
 def verify(key: Ed25519PublicKey, signature: str, *fields: str | int) -> bool:
-    """Whether `signature` is that of the owner of `key` over the fields."""
+    """Whether `signature` is that of the owner of `key` over the fields, as `sign` writes it.
+
+    Spaces between the digits would make it as long as its sender likes, and it may be handed on in a header.
+    """
     try:
         key.verify(bytes.fromhex(signature), bytes.fromhex(digest(*fields)))
     except (InvalidSignature, ValueError, TypeError):
         return False
-    return True
+    return len(signature) == _SIGNATURE_DIGITS
 
 
 def public_key(text: str) -> Ed25519PublicKey:

@@ -183,7 +183,7 @@ class NoisedByClients(NoisedBy):
         return client
 
 
-NOISED_BY: dict[Trust, NoisedBy] = {kind.name: kind for kind in (NoisedBy(), NoisedByClients())}
+NOISED_BY: dict[str, NoisedBy] = {kind.name: kind for kind in (NoisedBy(), NoisedByClients())}
 
 
 def named(*, uploads_released: bool) -> str:

@@ -85,7 +85,8 @@ class AuxiliaryQuery(ABC):
         if is_bundled(self) or not len(norms):
             values = self._encoded(norms, clip)
         else:
-            values = rows_apart(lambda row: self._encoded(row, clip.clone()), norms, f"query {self.name!r}")
+            what = f"query {self.name!r}"
+            values = rows_apart(self, lambda query, row: query._encoded(row, clip.clone()), norms, what)
         # Before lengths are measured: one NaN would make the length of the rest unknown.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
         largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)

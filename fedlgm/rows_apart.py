@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedlgm.errors import PrivacyError
+from fedlgm.extension import users_code
+
+T = TypeVar("T")
 
 
-def rows_apart(function: Callable[[Tensor], Tensor], rows: Tensor, what: str) -> Tensor:
-    """Values of a function for each row [1, ...] alone, as one tensor.
+def rows_apart(owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, what: str) -> Tensor:
+    """Values of a user's object for each row [1, ...] alone, as one tensor.
+
+    Copies of the object are called, so nothing that it remembers reaches the rows of another call.
 
     Args:
-        function: gets a copy of a row.
+        owner: the object.
+        function: called with a copy of it, and with a copy of a row.
         rows: at least one row.
-        what: kind of function, for the message.
+        what: kind of object, for the message.
 
     Raises:
+        ConfigError: the object cannot be copied.
         PrivacyError: its value for a row follows from rows that it has seen before.
 
     Example:
-        >>> rows_apart(lambda row: row - row.mean(dim=0), torch.tensor([[1.0], [5.0]]), "scaling").tolist()
-        [[0.0], [0.0]]
+        >>> rows_apart(2.0, lambda two, row: two * (row - row.mean(dim=0)), torch.tensor([[1.0], [5.0]]), "scaling")
+        tensor([[0.],
+                [0.]])
     """
     each = rows.split(1)
-    found = torch.cat([function(row.clone()) for row in each])
-    again = torch.cat([function(row.clone()) for row in reversed(each)]).flip(0)
+    with users_code(f"{what} cannot be copied", owner):
+        one, other = copy.deepcopy(owner), copy.deepcopy(owner)
+    found = torch.cat([function(one, row.clone()) for row in each])
+    again = torch.cat([function(other, row.clone()) for row in reversed(each)]).flip(0)
     if not torch.equal(found.nan_to_num(), again.nan_to_num()):
         raise PrivacyError(
             f"{what} remembers what it has seen, or draws at random: its value for a row may depend on that row only"

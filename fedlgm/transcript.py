@@ -50,6 +50,27 @@ class Transcript:
         models = (*self.models, model)[-self.DEPTH :]
         return replace(self, rounds=self.rounds + 1, models=models, mean=mean, plan=plan)
 
+    def problem(self) -> str:
+        """What makes this no transcript of a run, as part of a sentence; empty for one that a run can have.
+
+        Example:
+            >>> import torch
+            >>> Transcript.start(torch.zeros(2)).problem(), Transcript(3, (torch.zeros(2),)).problem()
+            ('', '3 rounds leave 3 models, not 1')
+        """
+        models, sizes = min(self.rounds + 1, self.DEPTH), {model.numel() for model in self.models}
+        if self.rounds < 0:
+            return f"it states {self.rounds} rounds"
+        if len(self.models) != models:
+            return f"{self.rounds} rounds leave {models} models, not {len(self.models)}"
+        if len(sizes) != 1:
+            return "its models differ in size"
+        if self.rounds > 0 and (self.plan is None or self.mean is None):
+            return "the last round has no plan or no released mean"
+        if self.plan is not None and self.mean is not None and self.mean.numel() != self.plan.size:
+            return f"the last round released {self.mean.numel()} numbers, its plan {self.plan.size}"
+        return ""
+
     def answer(self, query: str) -> np.ndarray | None:
         """The decoded answer to the named auxiliary query in the last released mean; None if it has no such query."""
         if self.mean is None or self.plan is None:

@@ -37,6 +37,9 @@ from strategies.nodes import OneNodePerClient
 from strategies.releaser import Releaser
 from strategies.server_optimizer import ServerStep, server_step
 
+_MOMENTUM = 0.9
+_RATES = {"momentum": 0.1, "adam": 0.01, "yogi": 0.01}
+"""Server learning rates; that of "momentum", 1 - 0.9, moves the model as far as the mean updates together."""
 _INSTEAD = {
     ("fraction_train", "fraction_fit"): "rate is the probability with which a client takes part in a round",
     ("min_train", "min_fit", "min_available"): "clients is their number, and nodes says how to wait for them",
@@ -97,8 +100,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
         ledger: SQLite file that records the spent budget.
         trust: who adds the noise.
         optimizer: server step, or its name (see `ServerOptimizer`); by default the mean update is added.
-        server_lr: learning rate of a named optimizer; by default 1 for "sgd" and "momentum", 0.01 for "adam" and
-            "yogi", whose steps move every coordinate by about the rate.
+        server_lr: learning rate of a named optimizer; by default 1 for "sgd", 0.1 for "momentum", which adds every
+            update up to ten times in the end, and 0.01 for "adam" and "yogi", whose steps move every coordinate by
+            about the rate.
         nodes: how to wait for nodes, and what to do when some fail.
         group_by: see `LayerTable.from_module`.
         flowers: arguments of Flower's own strategies, which are refused with what takes their place.
@@ -165,8 +169,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
 
         `result.arrays` has the form of the model's `load_state_dict`; frozen parameters and buffers are those given to
         the constructor, which also defines the initial model: `initial_arrays` is accepted for compatibility with
-        Flower and not used. `evaluate_fn(round, arrays)` gets arrays of the same form and sees only released models, so
-        it costs no privacy.
+        Flower and not used; a notice says so if it holds other weights. `evaluate_fn(round, arrays)` gets arrays of the
+        same form and sees only released models, so it costs no privacy.
 
         Raises:
             ConfigError: `num_rounds` is not a whole number, or negative.
@@ -175,6 +179,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         left = self.method.facts.rounds - self.transcript.rounds
         if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
             raise ConfigError(f"num_rounds must be a whole number of at least 0, got {num_rounds!r}")
+        if initial_arrays is not None and self.transcript.rounds == 0:
+            _warn_of_arrays(initial_arrays, (self._state(), self.initial_arrays()))
         wanted = left if num_rounds is None else min(int(num_rounds), left)
         result = super().start(grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate_fn)
         result.arrays = self._state()
@@ -228,8 +234,24 @@ def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
         )
     if lr is not None and not (isinstance(lr, numbers.Real) and 0 < lr < float("inf")):
         raise ConfigError(f"server_lr must be a positive number, got {lr!r}")
-    usual = 0.01 if optimizer in ("adam", "yogi") else 1.0
-    return server_step(optimizer or "sgd", lr=usual if lr is None else lr, momentum=0.9)
+    usual = _RATES.get(optimizer, 1.0) if isinstance(optimizer, str) else 1.0
+    return server_step(optimizer or "sgd", lr=usual if lr is None else lr, momentum=_MOMENTUM)
+
+
+def _warn_of_arrays(given: ArrayRecord, own: Iterable[ArrayRecord]) -> None:
+    """Warn of initial weights that nobody will train, such as those of a pretrained model."""
+    theirs = given.to_numpy_ndarrays()
+    for record in own:
+        ours = record.to_numpy_ndarrays()
+        if len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs)):
+            return
+    warnings.warn(
+        Notice(
+            "initial_arrays hold other weights than the model that PrivateFedAvg was made with, which is the one that "
+            "is trained: load them into that model before"
+        ),
+        stacklevel=3,
+    )
 
 
 def _warn_of(model: nn.Module, delta: float, clients: int) -> None:

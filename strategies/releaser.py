@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -36,6 +36,7 @@ class Releaser:
         attempt: distinguishes attempts whose releases under local trust are not repeated bit by bit (real nodes).
         run_noise: noise of the run so far, if it is correlated over rounds.
         redrawn: last row of the ledger whose participants were drawn with keys of an earlier process.
+        stated: whether rows of the ledger state the plan's guarantee, because no recipe gives a user's mechanism's.
 
     Example:
         >>> import tempfile
@@ -55,6 +56,7 @@ class Releaser:
     observer: ReleaseObserver | None = None
     run_noise: RunNoise = field(default_factory=RunNoise)
     redrawn: int = 0
+    stated: bool = False
 
     def mean(self, total: BoundedSum, plan: ReleasePlan, round: int) -> Tensor:
         """The round's released mean [plan.size] float32 on the CPU."""
@@ -67,8 +69,7 @@ class Releaser:
             noising = Noising.of(values, plan, self.keys, round, SERVER, backend, self.run_noise)
             if self.costs(plan):
                 key = noising.name
-                event = self._event(plan, round, key)
-                self.ledger.charge(event, round=round, key=key, claim=plan.claim, protects=plan.protects)
+                self.ledger.charge(self._event(plan, round, key), round=round, key=key, **self._terms(plan))
             noising.add_()
             if watched is not None:
                 watched.observe(round, plan, values)
@@ -79,7 +80,12 @@ class Releaser:
         """Local trust: charge clients before their messages are sent, because they release immediately."""
         if plan.facts.noised_by.uploads_released and self.costs(plan):
             keys = {client: self._client_key(round, client) for client in clients}
-            self.ledger.charge_each(plan.event, round=round, keys=keys, claim=plan.claim, protects=plan.protects)
+            self.ledger.charge_each(plan.event, round=round, keys=keys, **self._terms(plan))
+
+    def _terms(self, plan: ReleasePlan) -> dict[str, Any]:
+        """What a row says beside its cost."""
+        stated = {"guarantee": plan.guarantee} if self.stated else {}
+        return {"claim": plan.claim, "protects": plan.protects, **stated}
 
     def costs(self, plan: ReleasePlan) -> bool:
         """Whether the round is charged; it is not if nothing has been released so far, see `ReleasePlan.event`."""

@@ -119,13 +119,15 @@ def plain(model: nn.Module, x: Tensor, y: Tensor, micro: int | None, channels_la
     return step
 
 
-def ours(model: nn.Module, x: Tensor, y: Tensor, style: str, noise: bool) -> Callable[[], None]:
+def ours(model: nn.Module, x: Tensor, y: Tensor, style: str, variant: str) -> Callable[[], None]:
+    """A step with noise; "quiet" adds none; "exact" neither, and sums in float64."""
     from fedlgm.example_level import ExampleGradients, FlatClip, PerLayerClip, Reweighted
     from fedlgm.noise import add_noise_
 
     layers = LayerTable.from_module(model)
     weights = layers.bind_(model)
-    gradients = ExampleGradients(model, layers, MeanOverPositions() if x.dtype == torch.int64 else None)
+    task = MeanOverPositions() if x.dtype == torch.int64 else None
+    gradients = ExampleGradients(model, layers, task, exact_sums=variant == "exact")
     k = len(layers)
     scaling = {
         "per-layer": PerLayerClip((CLIP / math.sqrt(k),) * k),
@@ -137,7 +139,7 @@ def ours(model: nn.Module, x: Tensor, y: Tensor, style: str, noise: bool) -> Cal
 
     def step() -> None:
         total = gradients.sum(x, y, scaling).total
-        if noise:
+        if not variant:
             add_noise_(total, parts, streams)
         weights.sub_(total, alpha=LR / len(x))
 
@@ -207,7 +209,8 @@ def contender(network: str, name: str) -> Callable[[], None]:
         return plain(model, x, y, micro, x.dim() == 4 and "mlp" not in network)
     if name.startswith("opacus-"):
         return opacus(model, x, y, name.removeprefix("opacus-"))
-    return ours(model, x, y, name.removesuffix("-quiet"), not name.endswith("-quiet"))
+    style, _, variant = name.replace("per-layer", "per_layer").partition("-")
+    return ours(model, x, y, style.replace("_", "-"), variant)
 
 
 def code() -> float:

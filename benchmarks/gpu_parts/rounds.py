@@ -93,7 +93,8 @@ class Round:
         """The next model [D]."""
         keys = KeyRing(1)
         tasks = [
-            ClientTask(*self.data[c], keys.torch_generator(Purpose.TRAIN, 1, int(c)), SETTINGS.epochs) for c in clients
+            ClientTask(x, y, keys.torch_generator(Purpose.TRAIN, 1, int(c)), SETTINGS.epochs)
+            for c, (x, y) in ((c, self.data[c]) for c in clients)
         ]
         total = torch.zeros_like(self.model)
         for updates in trainer.updates(self.model, tasks):

@@ -83,7 +83,7 @@ class Listener:
             if code == "slow":
                 began = None  # it leaves at a time that the policy has set, whatever has not ended by then
             _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
-            answer = Answer({"ok": False, "protocol": protocol.PROTOCOL, "code": refusal.code, "why": refusal.why})
+            answer = Answer(refusal.header)
         except (ConnectionError, asyncio.IncompleteReadError):
             self._open -= 1
             writer.close()

@@ -19,7 +19,7 @@ from fedlgm.clipping import LEAST_CLIP
 from fedlgm.errors import ConfigError, explained
 from fedlgm.extension import is_reference
 from fedlgm.models.weights import digest_of_file
-from fedlgm.node_protocol import NAME, printable, public_key
+from fedlgm.node_protocol import NAME, PROTOCOL, printable, public_key
 from fedlgm.noised_by import hides_answers
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Trust
@@ -39,11 +39,18 @@ class Refusal(Exception):
         code: one of a fixed set, for programs.
         why: one sentence for people, independent of the node's data. Parts may come from a stranger, and it is written
             to the node's log: see `printable`.
+        about: client of another node on whose account the question is refused; None if there is none.
     """
 
-    def __init__(self, code: str, why: str) -> None:
-        self.code, self.why = code, printable(why, 1000)
+    def __init__(self, code: str, why: str, about: int | None = None) -> None:
+        self.code, self.why, self.about = code, printable(why, 1000), about
         super().__init__(f"{code}: {self.why}")
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The answer that says so."""
+        about = {} if self.about is None else {"about": self.about}
+        return {"ok": False, "protocol": PROTOCOL, "code": self.code, "why": self.why} | about
 
 
 class _Section(BaseModel):

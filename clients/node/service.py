@@ -221,7 +221,7 @@ class Service:
             further = ask.further()
             return self.step(further, *self.admit(further, b"")).header
         except Refusal as refusal:
-            return {"ok": False, "code": refusal.code, "why": refusal.why}
+            return refusal.header
 
     def _masked(self, secure: SecureSteps, ask: Ask, request: Request, question: Question, terms: Terms) -> Answer:
         """Charge this node's part of a secure sum, make and mask it."""

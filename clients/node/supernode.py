@@ -1,7 +1,8 @@
-"""Flower's SuperNode with more frequent polling while a run is active.
+"""Flower's SuperNode with more frequent polling while a run is active, and more frequent heartbeats.
 
 `flower-supernode` pauses three seconds after every poll without a message, and one second if a message is announced
-before its parts have arrived, so that a round of a small model consists mostly of pauses. Only these pauses are
+before its parts have arrived, so that a round of a small model consists mostly of pauses. A SuperLink refuses a
+SuperNode that was killed until its heartbeats have been missing for a minute; here, for half a minute. Nothing else is
 changed: connection, authentication and messages are Flower's, and it takes the arguments of `flower-supernode`. The
 pause between polls is a tenth of the time since the last message, between 0.1 and 3 s, and longer than the SuperLink
 takes to answer one: each poll costs a SuperLink several milliseconds, and those of many nodes would delay messages.

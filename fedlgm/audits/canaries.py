@@ -30,6 +30,7 @@ from torch import Tensor
 from fedlgm.aggregation import BoundedSum
 from fedlgm.audits.correlations import Correlations
 from fedlgm.audits.law import CELLS, counted
+from fedlgm.audits.order import ordered
 from fedlgm.audits.record import CanaryRecord, Presence
 from fedlgm.audits.repeats import Sketches, Windows
 from fedlgm.audits.whitening import Whitening
@@ -225,6 +226,7 @@ class Canaries:
             "sketch": self._sketches.of(noise, spans),
             "found": self._windows.of(noise, list(spans.values())),
             "cells": self._cells(noise, spans),
+            "ordered": ordered(noise, spans, len(self._layers)),
         }
 
     def _cells(self, noise: Array, spans: dict[int, tuple[int, int]]) -> Array:

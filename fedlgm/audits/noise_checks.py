@@ -10,6 +10,7 @@ import scipy.stats
 from fedlgm.audits.correlations import correlations
 from fedlgm.audits.law import STATISTICS, described, least_likely
 from fedlgm.audits.level import Shares
+from fedlgm.audits.order import same_values
 from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.repeats import compared, most_alike
 from fedlgm.audits.result import Check
@@ -83,6 +84,12 @@ def _repetition(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Che
     if moved > _limit(shares.found):
         where = f"the noise of round {rounds[at]} has been there before, in another place"
         return Check("noise repetition", False, f"{where}: correlation {cosine:.4f} ({moved:.2f} standard errors)")
+    again = same_values(record.ordered)
+    if again is not None:
+        layer, one, other = again
+        where = "all layers" if layer == len(layers) else layers.names[layer]
+        seen = f"rounds {rounds[one]} and {rounds[other]} have the same values, in another order or with other signs"
+        return Check("noise repetition", False, f"{where}: {seen}")
     return Check("noise repetition", True, f"rounds and layers differ: at most {max(z, moved):.2f} standard errors")
 
 

@@ -40,6 +40,7 @@ class CanaryRecord:
         sketch: sketch of that noise in each layer, see `repeats.Sketches`, [T, K, width]; NaN where not released.
         found: most significant |z| of a window of earlier noise in it, the cosine, and how many were tried, [T, 3].
         cells: number of its values in each cell of the normal law, [T, K, cells].
+        ordered: sorted absolute values of that noise at fixed ranks, see `order.ordered`, [T, K + 1, ranks].
         multipliers: the plan's effective multiplier of each round, [T].
         raw: sums of all layers with nothing subtracted: functions of the release alone, [T, m]. Here and in `whole`,
             empty if canaries have a coin per round.
@@ -60,6 +61,7 @@ class CanaryRecord:
     sketch: Array
     found: Array
     cells: Array
+    ordered: Array
     multipliers: Array
     raw: Array
     whole: Array
@@ -88,7 +90,8 @@ class CanaryRecord:
             unseen = {"sketch": np.zeros((layers, 0)), "found": np.zeros(3), "cells": np.zeros((layers, CELLS))}
             # Rows of earlier versions lack what says whether noise comes back, and its law, or count other cells.
             known = all("sketch" in row and np.shape(row["cells"]) == (layers, CELLS) for row in rows)
-            complete = rows if known else [{**row, **unseen} for row in rows]
+            later = {"ordered": np.zeros((layers + 1, 0))}
+            complete = [{**later, **row, **({} if known else unseen)} for row in rows]
             values = {name: np.stack([np.asarray(row[name], dtype=np.float64) for row in complete]) for name in names}
         except (KeyError, ValueError) as error:
             raise ConfigError(f"the canaries' record is damaged: {error}") from error

@@ -25,6 +25,7 @@ from fedlgm.example_level.rules.base import all_finite
 from fedlgm.example_level.scaling import FlatClip, Scaling, one_by_one
 from fedlgm.example_level.stack import StackPass
 from fedlgm.layers import LayerTable
+from fedlgm.models.built import Built, refuse_gradient_hooks
 from fedlgm.training.stack.tape import Memory
 
 ACTIVATION_BYTES = 8 << 20
@@ -140,6 +141,8 @@ class ExampleGradients:
         column = {slot.offset: j for j, layer in enumerate(layers.layers) for slot in layer.slots}
         self._places = {key: Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()}
         _refuse_batch_norm(module)
+        refuse_gradient_hooks(module)
+        self._built = Built(module)
         self._memory = Memory(self._dtype, next(iter(self._parameters.values())).device)
         self._shared: set[str] = set()
         self._sites: list[Site | GenericSite] = []
@@ -165,9 +168,10 @@ class ExampleGradients:
             The sum, the norms and the number of examples that counted as zero.
 
         Raises:
-            ConfigError: examples influence each other, a parameter is used outside the module that owns it, or there
-                are not as many targets as inputs.
+            ConfigError: examples influence each other, a parameter is used outside the module that owns it, there are
+                not as many targets as inputs, or the module was changed after this object was made.
         """
+        self._built.check()
         scaling = one_by_one(scaling)
         inputs = x if isinstance(x, tuple) else (x,)
         _require_pairs(inputs, y)

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedlgm.models.built import hooked
+
 
 def suits(module: nn.Module) -> bool:
     """Whether a module is such a pooling, with steps of 1 or 2 and no other options."""
-    if type(module) is not nn.MaxPool2d or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+    if type(module) is not nn.MaxPool2d or hooked(module):
         return False
     sizes = [value if isinstance(value, tuple) else (value, value) for value in (module.kernel_size, module.stride)]
     plain = module.padding in (0, (0, 0)) and module.dilation in (1, (1, 1))

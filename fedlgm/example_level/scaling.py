@@ -81,16 +81,9 @@ class _OneByOne:
         raise TypeError("a user's scaling gets the norms of all layers at once")
 
     def factors(self, norms: Tensor) -> Tensor:
-        made = rows_apart(self._alone, norms, "scaling") if len(norms) else torch.zeros_like(norms)
+        made = rows_apart(self.scaling, _alone, norms, "scaling") if len(norms) else torch.zeros_like(norms)
         limit = SAFETY * torch.from_numpy(self.bounds(norms.shape[1])).to(norms) / norms.clamp(min=LEAST_NORM)
         return torch.nan_to_num(made, nan=0.0).clamp(min=0.0).minimum(limit)
-
-    def _alone(self, norms: Tensor) -> Tensor:
-        factors = self.scaling.factors(norms)
-        if factors.shape != norms.shape:
-            wanted = f"the shape of the norms, {tuple(norms.shape)} for one example"
-            raise ConfigError(f"a scaling's factors must have {wanted}, got {tuple(factors.shape)}")
-        return factors
 
     def bounds(self, layers: int) -> np.ndarray:
         return self.scaling.bounds(layers)
@@ -98,6 +91,14 @@ class _OneByOne:
     @property
     def bound(self) -> float:
         return self.scaling.bound
+
+
+def _alone(scaling: Scaling, norms: Tensor) -> Tensor:
+    factors = scaling.factors(norms)
+    if factors.shape != norms.shape:
+        wanted = f"the shape of the norms, {tuple(norms.shape)} for one example"
+        raise ConfigError(f"a scaling's factors must have {wanted}, got {tuple(factors.shape)}")
+    return factors
 
 
 def one_by_one(scaling: Scaling) -> Scaling:

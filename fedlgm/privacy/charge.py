@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from fedlgm.errors import LedgerError
-from fedlgm.privacy.guarantee import Claim
+from fedlgm.errors import ConfigError, LedgerError, check_count
+from fedlgm.privacy.events import decode, encode
+from fedlgm.privacy.guarantee import Claim, Guarantee, Relation, Unit
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
@@ -38,6 +42,73 @@ class Charge:
     event: dp_event.DpEvent
     claim: Claim
     protects: str = ""
+
+
+_KNOWN = ("", *(f"{unit}, {relation}" for unit, relation in product(get_args(Unit), get_args(Relation))))
+
+
+class Draft(NamedTuple):
+    """Checked fields of rows that are about to be charged, as the database stores them.
+
+    Attributes:
+        round: see `Charge`.
+        keys: name of the noise key of each client.
+        event: JSON text of the event.
+        claim: JSON text of the claim.
+        protects: see `Charge`.
+        guarantee: JSON text of the guarantee; "" if not stated.
+    """
+
+    round: int
+    keys: dict[int, str]
+    event: str
+    claim: str
+    protects: str
+    guarantee: str
+
+    @classmethod
+    def of(
+        cls,
+        event: dp_event.DpEvent,
+        round: object,
+        keys: Mapping[Any, object],
+        claim: Claim | None,
+        protects: object,
+        guarantee: Guarantee | None,
+    ) -> Draft:
+        """Check what a caller charges: SQLite would store any value, and a row can never be corrected.
+
+        Raises:
+            ConfigError: an impossible number, name, claim or protection.
+            ValueError: an event of a type that the library does not use.
+        """
+        whole = {check_count("the client of a charge", client, least=-1): key for client, key in keys.items()}
+        for key in whole.values():
+            if not (isinstance(key, str) and key):
+                raise ConfigError(f"the key of a charge must be a name of its noise, got {key!r}")
+        if protects not in _KNOWN:
+            raise ConfigError(
+                "a charge protects a unit under a relation, such as 'client, add-remove', or states neither, "
+                f"got {protects!r}"
+            )
+        names = {client: str(key) for client, key in whole.items()}
+        number = check_count("the round of a charge", round, least=0)
+        words = "" if guarantee is None else json.dumps(guarantee.to_dict())
+        return cls(number, names, json.dumps(encode(event)), _claim(claim or {}), str(protects), words)
+
+
+def _claim(claim: Any) -> str:
+    match claim:
+        case {"epsilon": float() | int() as epsilon} if len(claim) == 1 and epsilon >= 0 and epsilon is not True:
+            return json.dumps(claim)
+        case {"event": dict() as event} if len(claim) == 1:
+            decode(event)
+            return json.dumps(claim)
+        case {} if not claim:
+            return "{}"
+    raise ConfigError(
+        f"a claim is {{'epsilon': number of at least 0}} or {{'event': record of an event}}, got {claim!r}"
+    )
 
 
 class Head(NamedTuple):

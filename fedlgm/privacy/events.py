@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 from dp_accounting import dp_event
 
-from fedlgm.errors import check_count
+from fedlgm.errors import ConfigError, check_count, check_rate, check_share
 from fedlgm.privacy.guarantee import Relation
 
 LARGEST_PURE = 700.0
@@ -117,7 +119,8 @@ def pure_event(epsilon: float) -> dp_event.DpEvent:
     """
     if epsilon > LARGEST_PURE:
         return dp_event.NonPrivateDpEvent()
-    return dp_event.RandomizedResponseDpEvent(2.0 / (1.0 + math.exp(epsilon)), 2)
+    replaced = min(2.0 / (1.0 + math.exp(epsilon)), 1.0 - 2.0**-53)  # rounded to 1, it would be refused
+    return dp_event.RandomizedResponseDpEvent(replaced, 2)
 
 
 def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
@@ -203,6 +206,7 @@ def encode(event: dp_event.DpEvent) -> dict[str, Any]:
 
     Raises:
         ValueError: an event of a type that the library does not use.
+        ConfigError: a number that its release cannot have, such as a negative noise multiplier.
 
     Example:
         >>> encode(gaussian_event(1.5))
@@ -211,15 +215,15 @@ def encode(event: dp_event.DpEvent) -> dict[str, Any]:
     name = type(event).__name__
     if name not in _FIELDS:
         raise ValueError(f"cannot store {name}")
-    if isinstance(event, dp_event.SelfComposedDpEvent):
-        check_count("count", event.count)
-    return {"type": name} | {field: _encoded(getattr(event, field)) for field in _FIELDS[name]}
+    return {"type": name} | {field: _encoded(name, field, getattr(event, field)) for field in _FIELDS[name]}
 
 
-def _encoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_encoded(part) for part in value]
-    return encode(value) if isinstance(value, dp_event.DpEvent) else value
+def _encoded(name: str, field: str, value: Any) -> Any:
+    if field == "events":
+        return [encode(part) for part in value]
+    if field == "event":
+        return encode(value)
+    return _checked(name, field, value.item() if isinstance(value, np.generic) else value)
 
 
 def decode(record: dict[str, Any]) -> dp_event.DpEvent:
@@ -227,6 +231,7 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
 
     Raises:
         ValueError: not the record of a known event.
+        ConfigError: see `encode`.
 
     Example:
         >>> decode(encode(gaussian_event(1.5, 0.1))) == gaussian_event(1.5, 0.1)
@@ -236,28 +241,48 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
     name = fields.pop("type", None)
     if name not in _FIELDS or set(fields) != set(_FIELDS[name]):
         raise ValueError(f"not a stored privacy event: {record}")
-    if name == "SelfComposedDpEvent":
-        check_count("count", fields["count"])
     kind = WholeOrdersDpEvent if name == WholeOrdersDpEvent.__name__ else getattr(dp_event, name)
-    return kind(**{field: _decoded(value) for field, value in fields.items()})
+    return kind(**{field: _decoded(name, field, value) for field, value in fields.items()})
 
 
-def _decoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decoded(part) for part in value]
-    return decode(value) if isinstance(value, dict) else value
+def _decoded(name: str, field: str, value: Any) -> Any:
+    if field == "events":
+        return [decode(part) for part in value]
+    return decode(value) if field == "event" else _checked(name, field, value)
 
 
-_FIELDS: dict[str, tuple[str, ...]] = {
-    "NoOpDpEvent": (),
-    "NonPrivateDpEvent": (),
-    "GaussianDpEvent": ("noise_multiplier",),
-    "ZCDpEvent": ("rho", "xi"),
-    "WholeOrdersDpEvent": ("rho",),
-    "LaplaceDpEvent": ("noise_multiplier",),
-    "RandomizedResponseDpEvent": ("noise_parameter", "num_buckets"),
-    "PoissonSampledDpEvent": ("sampling_probability", "event"),
-    "SelfComposedDpEvent": ("event", "count"),
-    "ComposedDpEvent": ("events",),
-    "RepeatAndSelectDpEvent": ("event", "mean", "shape"),
+def _checked(name: str, field: str, value: Any) -> Any:
+    """A number of an event. Accountants fail at impossible ones, so a ledger with such a row could not be read."""
+    check = _FIELDS[name][field]
+    assert check is not None
+    check(f"{name}: {field}", value)
+    return value
+
+
+def _at_least_0(what: str, value: Any) -> None:
+    if isinstance(value, bool) or not (isinstance(value, int | float) and value >= 0):
+        raise ConfigError(f"{what} must be a number of at least 0, got {value!r}")
+
+
+def _rate(what: str, value: Any) -> None:
+    check_rate(**{what: value})
+
+
+def _share(what: str, value: Any) -> None:
+    check_share(**{what: value})
+
+
+_Check = Callable[[str, Any], object]
+_FIELDS: dict[str, dict[str, _Check | None]] = {  # None: one event or several
+    "NoOpDpEvent": {},
+    "NonPrivateDpEvent": {},
+    "GaussianDpEvent": {"noise_multiplier": _at_least_0},
+    "ZCDpEvent": {"rho": _at_least_0, "xi": _at_least_0},
+    "WholeOrdersDpEvent": {"rho": _at_least_0},
+    "LaplaceDpEvent": {"noise_multiplier": _at_least_0},
+    "RandomizedResponseDpEvent": {"noise_parameter": _share, "num_buckets": partial(check_count, least=2)},
+    "PoissonSampledDpEvent": {"sampling_probability": _rate, "event": None},
+    "SelfComposedDpEvent": {"event": None, "count": check_count},
+    "ComposedDpEvent": {"events": None},
+    "RepeatAndSelectDpEvent": {"event": None, "mean": _at_least_0, "shape": _at_least_0},
 }

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 from fedlgm.errors import PrivacyError
 
 Status = Literal["proven", "conditional", "none"]
+"""From the strongest to the weakest."""
 Relation = Literal["add-remove", "replace-one", "zero-out"]
 Trust = Literal["central", "local", "distributed"]
 Unit = Literal["client", "example", "user"]

@@ -8,7 +8,7 @@ In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a 
 and its event is the cost that the round adds to that of the rounds before it.
 
 All rows of a ledger protect the same unit under the same neighbouring relation: epsilons of different units or
-relations do not add up. The ledger refuses a row that states a different protection.
+relations do not add up. Either all rows state the same protection or none states one; the ledger refuses other rows.
 
 Rows are chained by hash: a row's head covers all rows before it and the run that owns the ledger. Anyone who has kept a
 head (checkpoints, results and terminals do) can detect that an earlier row was edited, deleted or reordered. The chain
@@ -22,13 +22,13 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.privacy.chain import next_head
-from fedlgm.privacy.charge import Charge, Head
-from fedlgm.privacy.guarantee import Claim
+from fedlgm.privacy.charge import Charge, Draft, Head
+from fedlgm.privacy.guarantee import Claim, Guarantee, Status
 from fedlgm.privacy.ledger_file import SCHEMA, connect, create, remedy
 from fedlgm.privacy.spending import Spending, claimed_epsilon
 
@@ -90,11 +90,15 @@ class Ledger:
         columns = {row[1] for row in self._db.execute("PRAGMA table_info(charges)")}
         if "head" not in columns:
             raise LedgerError(f"the ledger {self.path} is of an earlier version of fedlgm, whose rows have no hashes")
-        self._protects = "protects"
-        if "protects" not in columns and owner is None:
-            self._protects = "''"  # a file of an earlier version, which is read as it lies
-        elif "protects" not in columns:
-            self._db.execute("ALTER TABLE charges ADD COLUMN protects TEXT NOT NULL DEFAULT ''")
+        missing = {name for name in ("protects", "guarantee") if name not in columns}
+        if owner is not None:
+            for name in sorted(missing):
+                self._db.execute(f"ALTER TABLE charges ADD COLUMN {name} TEXT NOT NULL DEFAULT ''")
+            if "protects" in missing:
+                self._db.execute("INSERT OR REPLACE INTO meta SELECT 'rows before protects', COUNT(*) FROM charges")
+            missing.clear()
+        # A file of an earlier version is read as it lies.
+        self._protects, self._words = ("''" if name in missing else name for name in ("protects", "guarantee"))
         if owner is not None:
             self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
             (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
@@ -105,7 +109,7 @@ class Ledger:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, json.JSONDecodeError, ValueError) as error:
+        except (sqlite3.Error, ValueError, OverflowError) as error:
             raise LedgerError(f"the ledger {self.path} cannot be used ({error}); {remedy(error)}") from error
 
     def charge(
@@ -117,22 +121,25 @@ class Ledger:
         client: int = SERVER,
         claim: Claim | None = None,
         protects: str = "",
+        guarantee: Guarantee | None = None,
     ) -> None:
         """Record one release; returns only after the row is on disk.
 
         Args:
             event: its proven cost.
-            round: round number, from 1.
+            round: round number, from 1; 0 for a release before the run.
             key: fingerprint of the noise key: the same key on the same round is the same release.
             client: the releasing client under local trust, `SERVER` under central trust.
             claim: the charge that the method's authors would state, if it differs: {"epsilon": e} is summed.
-            protects: unit and relation of the event (`ReleasePlan.protects`); "" if not stated.
+            protects: unit and relation of the event (`ReleasePlan.protects`); "" if no row of the ledger states it.
+            guarantee: words that no recipe gives, those of a user's mechanism.
 
         Raises:
+            ConfigError: an argument outside its range, or an event with an impossible number.
             LedgerError: the row cannot be written, the key has been charged for this round at another cost, or earlier
-                rows protect another unit or under another relation.
+                rows protect another unit or under another relation, or do not state both.
         """
-        self.charge_each(event, round=round, keys={client: key}, claim=claim, protects=protects)
+        self.charge_each(event, round=round, keys={client: key}, claim=claim, protects=protects, guarantee=guarantee)
 
     def charge_each(
         self,
@@ -142,6 +149,7 @@ class Ledger:
         keys: Mapping[int, str],
         claim: Claim | None = None,
         protects: str = "",
+        guarantee: Guarantee | None = None,
     ) -> None:
         """Record one release of each of several clients; returns only after all rows are on disk, or none.
 
@@ -153,36 +161,44 @@ class Ledger:
             keys: fingerprint of the noise key of each client, in the order of the rows.
             claim: see `charge`.
             protects: see `charge`.
+            guarantee: see `charge`.
         """
-        cost = json.dumps(privacy.events.encode(event))
+        draft = Draft.of(event, round, keys, claim, protects, guarantee)
         with self._translated(), self._writing():
             count, head = self.head()
-            self._refuse_unlike(protects, count)
-            for client, key in keys.items():
-                row = (round, client, key, cost, json.dumps(claim or {}))
+            self._refuse_unlike(draft.protects, count)
+            for client, key in draft.keys.items():
+                row = (draft.round, client, key, draft.event, draft.claim, draft.protects, draft.guarantee)
                 query = "SELECT event FROM charges WHERE round = ? AND client = ? AND key = ?"
                 charged = self._db.execute(query, row[:3]).fetchone()
                 if charged is None:
-                    count, head = count + 1, _head(head, (*row, protects))
+                    count, head = count + 1, _head(head, row)
                     self._db.execute(
-                        "INSERT INTO charges (number, round, client, key, event, claim, protects, head)"
-                        " VALUES (?,?,?,?,?,?,?,?)",
-                        (count, *row, protects, head),
+                        "INSERT INTO charges (number, round, client, key, event, claim, protects, guarantee, head)"
+                        " VALUES (?,?,?,?,?,?,?,?,?)",
+                        (count, *row, head),
                     )
-                elif charged[0] != cost:
+                elif charged[0] != draft.event:
                     raise LedgerError(
                         f"round {round} of {self.path} was charged with the same noise for another release: a run "
                         "cannot be repeated under a changed plan; start a new run"
                     )
 
     def _refuse_unlike(self, protects: str, rows: int) -> None:
-        """Refuse a protection other than that of the first `rows` rows; rows that were compared before never change."""
-        query = "SELECT protects FROM charges WHERE number > ? AND protects NOT IN ('', ?) LIMIT 1"
-        other = self._db.execute(query, (self._alike.get(protects, 0), protects)).fetchone() if protects else None
+        """Refuse a protection other than that of the first `rows` rows; rows that were compared before never change.
+
+        Rows that an earlier version has charged to this ledger could not state theirs: the run that owns it continues.
+        """
+        query = "SELECT value FROM meta WHERE key = 'rows before protects'"
+        (silent,) = self._db.execute(query).fetchone() or (0,)
+        query = "SELECT protects FROM charges WHERE number > ? AND protects <> ? LIMIT 1"
+        known = max(self._alike.get(protects, 0), int(silent))
+        other = self._db.execute(query, (known, protects)).fetchone()
         if other is not None:
+            own, theirs = (f"protects ({text})" if text else "states no protection" for text in (protects, other[0]))
             raise LedgerError(
-                f"the ledger {self.path} holds releases that protect ({other[0]}), this one protects ({protects}): "
-                "their epsilons do not add up; charge it to another ledger"
+                f"the ledger {self.path} holds a release that {theirs}, this one {own}: epsilons add up only if both "
+                "protect the same unit under the same relation; state it for both (protects), or use another ledger"
             )
         self._alike[protects] = rows
 
@@ -234,7 +250,8 @@ class Ledger:
         heads, rounds = [value], set()
         with self._translated():
             rows = self._db.execute(
-                f"SELECT number, head, round, client, key, event, claim, {self._protects} FROM charges ORDER BY number"
+                f"SELECT number, head, round, client, key, event, claim, {self._protects}, {self._words}"
+                " FROM charges ORDER BY number"
             ).fetchall()
         for expected, (number, head, *fields) in enumerate(rows, start=1):
             value = _head(value, fields)
@@ -271,6 +288,13 @@ class Ledger:
         with self._translated():
             row = self._db.execute(f"SELECT MAX({self._protects}) FROM charges").fetchone()
         return str(row[0] or "")
+
+    def guarantee(self) -> Guarantee | None:
+        """The weakest guarantee that rows state, of equal ones the last; None if no row states one."""
+        query = f"SELECT {self._words} FROM charges WHERE {self._words} <> '' GROUP BY 1 ORDER BY MAX(number) DESC"
+        with self._translated():
+            stated = [Guarantee(**json.loads(text)) for (text,) in self._db.execute(query)]
+        return min(stated, key=lambda each: -get_args(Status).index(each.status), default=None)
 
     def epsilon(self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0) -> float:
         """Proven epsilon at `delta` of all charges; under local trust, of the participant with the largest.
@@ -374,8 +398,11 @@ class Ledger:
 
 
 def _head(before: str, row: Sequence[object]) -> str:
-    """Head after a row whose last field is its protection; rows of earlier versions omit it from their hash."""
-    return next_head(before, *map(str, row if row[-1] else row[:-1]))
+    """Head after a row, which ends with protection and guarantee; rows that state neither omit them from their hash."""
+    fields = [str(field) for field in row]
+    while not fields[-1]:
+        fields.pop()
+    return next_head(before, *fields)
 
 
 def _last(through: int | None) -> int:

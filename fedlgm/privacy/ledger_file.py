@@ -19,6 +19,7 @@ CREATE TABLE IF NOT EXISTS charges (
     claim TEXT NOT NULL,
     head TEXT NOT NULL,
     protects TEXT NOT NULL DEFAULT '', -- unit and relation; empty in rows of earlier versions
+    guarantee TEXT NOT NULL DEFAULT '', -- in JSON, of a user's mechanism: no recipe gives it
     charged_on TEXT NOT NULL DEFAULT (date('now')), -- no time of day: how long rounds take shows how many took part
     UNIQUE (round, client, key)
 );

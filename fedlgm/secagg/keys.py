@@ -15,9 +15,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedlgm.errors import RunError
+from fedlgm.secagg.shamir import SHARE_BYTES
 
 KEY_BYTES = 32
 _NONCE_BYTES = 12
+_TAG_BYTES = 16
+SEALED_DIGITS = 4 * -(-(_NONCE_BYTES + 2 * SHARE_BYTES + _TAG_BYTES) // 3)
+"""Length of two sealed shares in base 64."""
 _CHUNK = 1 << 18  # words of a mask that are made at once: they stay in the cache
 
 

@@ -12,10 +12,11 @@ from fedlgm import inputs
 from fedlgm.devices import exact_arithmetic, seeded
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
+from fedlgm.layout import pools_maxima, prefer_channels_last_
+from fedlgm.models.built import Built
 from fedlgm.models.requirements import Unchanged, require_stateless
 from fedlgm.tasks import Classification, Task
 from fedlgm.training.base import ClientTask, LocalTraining
-from fedlgm.training.layout import pools_maxima, prefer_channels_last_
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.stack import Stack
 
@@ -128,18 +129,24 @@ class Gradients:
     """
 
     def __init__(self, module: nn.Module, gradients: Mapping[str, Tensor], task: Task, device: torch.device) -> None:
-        self._module, self._unsettled = module, device.type == "cpu"
+        self._module, self._unsettled, self._built = module, device.type == "cpu", Built(module)
         self._stack = Stack.of(module, gradients, task) if device.type == "cpu" else None
         self.autograd = Autograd(module, gradients, task)
 
     def stack(self, x: Inputs) -> Stack | None:
-        """The stack that differentiates the module without autograd, if there is one for inputs like `x`."""
+        """The stack that differentiates the module without autograd, if there is one for inputs like `x`.
+
+        Raises:
+            ConfigError: the module was changed after this object was made.
+        """
+        self._built.check()
         if self._stack is not None and self._stack.takes(x):
             return self._stack
         if self._unsettled:
             self._unsettled = False
             if pools_maxima(self._module, x):
                 prefer_channels_last_(self._module)
+                self._built.renew()
         return None
 
 

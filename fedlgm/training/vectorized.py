@@ -19,6 +19,7 @@ from fedlgm.devices import exact_arithmetic
 from fedlgm.errors import ConfigError, MemoryWarning, Notice, out_of_memory
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
+from fedlgm.models.built import Built, refuse_gradient_hooks
 from fedlgm.models.requirements import Unchanged, require_stateless
 from fedlgm.tasks import Classification, Task
 from fedlgm.training.base import ClientTask, LocalTraining
@@ -55,11 +56,12 @@ class VectorizedTrainer:
         task: Task | None = None,
     ) -> None:
         require_stateless(module)
+        refuse_gradient_hooks(module)
         self._layers, self._settings, self._width = layers, settings, width
         self._device = torch.device(device)
         module = module.to(self._device).train()
         losses_of = (task or Classification()).losses
-        self._state, self._proven = Unchanged(module), False
+        self._state, self._built, self._proven = Unchanged(module), Built(module), False
 
         # Of the parameters, not of the flat vector: the gradient of each slice of it would be as long as all of it.
         def loss(parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> Tensor:
@@ -82,6 +84,7 @@ class VectorizedTrainer:
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         """See `Trainer.updates`."""
+        self._built.check()
         waiting = list(tasks)
         # Drawn once: a batch that is tried again must see the same order of examples.
         orders = [task.permutations() for task in waiting]

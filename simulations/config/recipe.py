@@ -235,6 +235,11 @@ def read(recipe: str | Path | None = None) -> dict[str, Any]:
         >>> read("digits")["data"]["name"]
         'digits'
     """
+    if not isinstance(recipe, str | Path | None):
+        raise ConfigError(
+            f"a recipe is its name or its file, got {type(recipe).__name__}: give single values as overrides, or all "
+            "of them by simulations.config.recipe.validate"
+        )
     return _read(_locate(str(recipe or DEFAULT)), depth=0)
 
 

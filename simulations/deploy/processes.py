@@ -25,7 +25,7 @@ from simulations.runs.folder import RunFolder
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
 _ENDING_S = 10.0
 _STILL_CONNECTED = "[code: 2004]"
-"""What a SuperNode prints when the SuperLink takes it for connected, as it does for a minute after one was killed."""
+"""What a SuperNode prints if the SuperLink takes it for connected, as it does for half a minute after a kill."""
 _AGAIN_S = 2.0
 _ID = "SuperNode ID:"
 
@@ -63,7 +63,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
             _start(folder, f"{node.name}-executor", running, started)
         for node in settings.nodes:
             _wait(folder, running, started, f"the service of {node.name}", partial(_answers, folder, node.name))
-        # Its own word: the SuperLink takes nodes that were killed for connected, for a minute.
+        # Its own word: the SuperLink takes nodes that were killed for connected, for half a minute.
         _wait(folder, running, started, "every node", partial(_all_know_their_id, folder, started), every=0.5)
         _wait(folder, running, started, "every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
     except BaseException:
@@ -194,7 +194,7 @@ def _running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
 
 def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
     running = _running(folder)
-    # SuperNodes first: they tell the SuperLink that they leave, which would refuse them for a minute otherwise.
+    # SuperNodes first: they tell the SuperLink that they leave, which would refuse them for half a minute otherwise.
     supernodes = {running[role] for role in roles if role in running and role.endswith("-supernode")}
     family = {one for role in roles if role in running for one in _with_children(running[role])}
     if "superlink" in roles:

@@ -33,6 +33,7 @@ from strategies.node.questions import NodeQuestions, signed_at
 from strategies.node.round import Patience, RoundReport
 from strategies.node.secure_grid import EnrolledSum, SecureGrid
 
+ENDED = "ended"  # a private file that a ServerApp leaves when it ends, in whatever way short of a kill
 TOLD = "nodes.log"  # lines for people, among the run's private files
 _POLL_S = 0.2
 REPORT = "nodes.jsonl"  # what became of each round's questions
@@ -173,35 +174,42 @@ def make_server_app() -> ServerApp:
         _work_in(str(context.run_config["directory"]))
         deployment = DeploymentFolder.open(Path(str(context.run_config["deployment"])))
         folder = RunFolder.open(Path(str(context.run_config["run-dir"])))
-        recipe = folder.recipe()
-        assembly, federation = DeployedAssembly(recipe), recipe.federation
-        record = NodesRecord(folder)
-
-        hasten_server_grid()
-        enrolment = Enrolment.load(deployment.enrolment_file)
-        questions = NodeQuestions(folder.path.name, work_of(recipe), partial(signed_at, deployment.signer.socket))
-        answers = AnswerCheck(
-            enrolment, assembly.layers, positions=deployment.positions_file, test=deployment.settings().test
-        )
-        alone = assembly.facts.noised_by.alone
-        nodes = (NodeGrid if alone else SecureGrid)(
-            grid, enrolment, questions, answers,
-            patience=_patience(recipe), say=record.say, on_round=record.round,
-        )  # fmt: skip
-        enrolled = (EnrolledNodes if alone else EnrolledSum)(
-            round_timeout=federation.round_timeout, quorum=federation.quorum, max_failures=federation.max_failures,
-            simulated=recipe.run.test_mode,
-        )  # fmt: skip
-        if need := needed(assembly, folder.path.name, done=len(folder.rows())):
-            nodes.require(need)
         try:
-            serve(nodes, assembly, folder, "deployment", record.counted, nodes=enrolled)
-        except DivergedError as error:
-            said = ", ".join(f"{enrolment[client].name} ({norm:.3g})" for client, norm in error.largest)
-            record.say(f"training diverged; norms of the largest contributions of its last round: {said}")
-            raise
+            _serve(grid, deployment, folder)
+        finally:
+            folder.private_file(ENDED)
 
     return app
+
+
+def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
+    recipe = folder.recipe()
+    assembly, federation = DeployedAssembly(recipe), recipe.federation
+    record = NodesRecord(folder)
+
+    hasten_server_grid()
+    enrolment = Enrolment.load(deployment.enrolment_file)
+    questions = NodeQuestions(folder.path.name, work_of(recipe), partial(signed_at, deployment.signer.socket))
+    answers = AnswerCheck(
+        enrolment, assembly.layers, positions=deployment.positions_file, test=deployment.settings().test
+    )
+    alone = assembly.facts.noised_by.alone
+    nodes = (NodeGrid if alone else SecureGrid)(
+        grid, enrolment, questions, answers,
+        patience=_patience(recipe), say=record.say, on_round=record.round,
+    )  # fmt: skip
+    enrolled = (EnrolledNodes if alone else EnrolledSum)(
+        round_timeout=federation.round_timeout, quorum=federation.quorum, max_failures=federation.max_failures,
+        simulated=recipe.run.test_mode,
+    )  # fmt: skip
+    if need := needed(assembly, folder.path.name, done=len(folder.rows())):
+        nodes.require(need)
+    try:
+        serve(nodes, assembly, folder, "deployment", record.counted, nodes=enrolled)
+    except DivergedError as error:
+        said = ", ".join(f"{enrolment[client].name} ({norm:.3g})" for client, norm in error.largest)
+        record.say(f"training diverged; norms of the largest contributions of its last round: {said}")
+        raise
 
 
 def _work_in(directory: str) -> None:

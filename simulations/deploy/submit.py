@@ -16,7 +16,7 @@ from simulations.config.recipe import Recipe
 from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import CONNECTION, DeploymentFolder
 from simulations.deploy.registration import Registration
-from simulations.deploy.server_entry import TOLD, DeployedAssembly, deployed
+from simulations.deploy.server_entry import ENDED, TOLD, DeployedAssembly, deployed
 from simulations.engines.flower_command import reason
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
@@ -64,6 +64,7 @@ def run(
     run_config = target.path / "flower.toml"
     here = {"deployment": str(folder.path), "run-dir": str(target.path), "directory": str(Path.cwd())}
     run_config.write_text(tomli_w.dumps(here))
+    (target.private / ENDED).unlink(missing_ok=True)
     seen = _size(target)
     run_id = str(flower.json("run", str(APP), CONNECTION, "--run-config", str(run_config))["run-id"])
     try:
@@ -134,7 +135,7 @@ def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Call
                 for line in file.read(now - seen).splitlines():
                     say(line)
             seen, asked, silence = now, time.monotonic(), _SILENCE_S
-        ended = target.result() is not None
+        ended = (target.private / ENDED).exists()
         if time.monotonic() - asked > (0.5 if ended else silence):
             runs = flower.json("list", CONNECTION, "--run-id", run_id)["runs"]
             status, asked, silence = str(runs[0]["status"]), time.monotonic(), min(2 * silence, _LONGEST_S)

@@ -19,7 +19,8 @@ import psutil
 from fedlgm.errors import RunError
 from simulations.engines.flower_command import FlwrCommand, environment, executable
 
-_CONNECTION = "fedlgm"
+CONNECTION = "fedlgm"
+"""Name of the SuperLink in Flower's configuration."""
 _STARTUP_S = 60.0
 _ENDING_S = 10.0
 
@@ -39,15 +40,15 @@ class Flwr(FlwrCommand):
             RunError: Flower refuses it; the message ends with Flower's reason.
         """
         options = ("--federation-config", federation, "--run-config", config)
-        return str(self.json("run", str(app), _CONNECTION, *options)["run-id"])
+        return str(self.json("run", str(app), CONNECTION, *options)["run-id"])
 
     def status(self, run_id: str) -> str:
         """Flower's status of a run; asking takes seconds of a core."""
-        return str(self.json("list", _CONNECTION, "--run-id", run_id)["runs"][0]["status"])
+        return str(self.json("list", CONNECTION, "--run-id", run_id)["runs"][0]["status"])
 
     def log(self, run_id: str) -> str:
         """The run's log."""
-        return self.text("log", run_id, _CONNECTION, "--show")
+        return self.text("log", run_id, CONNECTION, "--show")
 
 
 @contextmanager
@@ -67,10 +68,11 @@ def private_superlink(log: Path) -> Iterator[Flwr]:
 def _superlink(home: Path, log: Path) -> Iterator[Flwr]:
     port = _free_port()
     (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         f'address = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     flower = environment(home) | {
+        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),  # Ray's default, which it warns of if it is not set
         "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # Else Flower joins whatever cluster was started last on this machine, with options that only a new one takes.
         "RAY_ADDRESS": "local",

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedlgm.errors import RunError
+from fedlgm.errors import ConfigError, PrivacyError, RunError
 from fedlgm.files import replacing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
@@ -87,7 +87,7 @@ class Checkpoints:
         meta = {"rounds": str(transcript.rounds), "plan": plan, "ledger_head": checkpoint.head}
         meta |= {"noise": checkpoint.noise} if checkpoint.noise else {}
         meta |= {"keys": checkpoint.keys} if checkpoint.keys else {}
-        target = self.path / f"round-{transcript.rounds:06d}.safetensors"
+        target = self._file(transcript.rounds)
         try:
             with replacing(target) as partial:
                 save_file({name: t.contiguous().clone() for name, t in tensors.items()}, partial, metadata=meta)
@@ -103,15 +103,22 @@ class Checkpoints:
             layers: layers of the run's model.
 
         Raises:
-            RunError: there are checkpoints, but none can be read, or they belong to a model of another size.
+            RunError: there are checkpoints, but none can be read, they belong to a model of another size, or the newest
+                one holds no state that a run can have.
         """
         found = self._newest(layers)
         if found is None:
             return None
         meta, models, tensors = found
-        plan = ReleasePlan.from_json(layers, meta["plan"]) if meta["plan"] else None
+        try:
+            plan = ReleasePlan.from_json(layers, meta["plan"]) if meta["plan"] else None
+        except (ConfigError, PrivacyError) as error:
+            raise _edited(self._file(int(meta["rounds"])), str(error)) from error
         optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
         transcript = Transcript(int(meta["rounds"]), models, tensors.get("mean"), plan)
+        problem = transcript.problem()
+        if problem:
+            raise _edited(self._file(transcript.rounds), problem)
         return Checkpoint(
             transcript, optimizer, meta.get("ledger_head", ""), meta.get("noise", ""), meta.get("keys", "")
         )
@@ -140,18 +147,25 @@ class Checkpoints:
         layers.load_(module, model)
         return module.eval()
 
+    def _file(self, rounds: int) -> Path:
+        return self.path / f"round-{rounds:06d}.safetensors"
+
     def _newest(self, layers: LayerTable) -> tuple[dict[str, str], tuple[Tensor, ...], dict[str, Tensor]] | None:
         """Metadata, models and all tensors of the newest checkpoint that can be read."""
         files = self.files()
         for file in reversed(files):
             meta = _metadata(file)
             try:
-                int(meta["rounds"]), meta["plan"]
+                rounds, _ = int(meta["rounds"]), meta["plan"]
                 tensors = load_file(file)
             except (SafetensorError, OSError, KeyError, ValueError):
                 continue
+            if file != self._file(rounds):
+                raise _edited(file, f"it says that it was made after {rounds} rounds")
             models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
-            if models and models[-1].numel() != layers.size:
+            if not models:
+                raise _edited(file, "it has no model")
+            if models[-1].numel() != layers.size:
                 raise RunError(
                     f"the model of {self.path.parent} has {models[-1].numel():,} parameters, the one given has "
                     f"{layers.size:,}: give the architecture that the run trained"
@@ -165,6 +179,13 @@ class Checkpoints:
 def model_digest(model: Tensor) -> str:
     """SHA-256 of a flat float32 model."""
     return hashlib.sha256(model.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
+
+
+def _edited(file: Path, problem: str) -> RunError:
+    return RunError(
+        f"the checkpoint {file} is damaged or was edited: {problem}; restore it from a backup, or delete it, and the "
+        "run continues from the one before"
+    )
 
 
 def _metadata(checkpoint: Path) -> dict[str, str]:

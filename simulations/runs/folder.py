@@ -34,7 +34,7 @@ from simulations.runs.checkpoints import Checkpoint, Checkpoints
 from simulations.runs.diverged_file import DivergedFile
 from simulations.runs.key_file import KeyFile, name_of
 from simulations.runs.noise_file import NoiseFile
-from simulations.runs.protection import guarantee_of, is_own
+from simulations.runs.protection import check_multiplier, guarantee_of, is_own
 from simulations.runs.provenance_file import ProvenanceFile
 from simulations.runs.row_file import RowFile
 from simulations.runs.rows import FullRow, RunSummary
@@ -176,24 +176,39 @@ class RunFolder:
         """The guarantee in one sentence, from the recipe and not from the summary, which may have been edited.
 
         Raises:
-            LedgerError: the mechanism is a user's, and no checkpoint holds its plan.
+            LedgerError: what the mechanism guaranteed is not known.
         """
         with Ledger(self.ledger_file) as ledger:
             return self._guarantee(ledger).sentence(noise_reproducible=self.recipe().run.seed is not None)
 
     def _guarantee(self, ledger: Ledger) -> Guarantee:
-        recipe, sizes = self.recipe(), self.provenance.read().get("layers")
-        if sizes and not is_own(recipe):
-            first = next((charge for charge in ledger.charges() if charge.round > 0), None)  # 0: before the run
+        recipe = self.recipe()
+        first = next((charge for charge in ledger.charges() if charge.round > 0), None)  # 0: before the run
+        multiplier = self._multiplier()
+        if multiplier is not None and first is not None:
+            check_multiplier(recipe, self._sizes(), multiplier, first, str(self.path))
+        if not is_own(recipe):
             amplified = first is None or Cost.of(first.event).rate < 1
-            return guarantee_of(recipe, sizes, amplified=amplified, multiplier=self._multiplier())
-        plan = self.checkpoints.plan()
-        if "guarantee" not in plan:
+            return guarantee_of(recipe, self._sizes(), amplified=amplified, multiplier=multiplier)
+        stated = ledger.guarantee()
+        if stated is None and first is not None:
             raise LedgerError(
-                f"{self.path} has no checkpoint with a plan of its mechanism, so what was guaranteed is not known: "
-                "restore `checkpoints/` from a backup"
+                f"{self.ledger_file} does not say what the run's own mechanism guaranteed, as it does since a later "
+                "version of fedlgm: run it again"
             )
-        return Guarantee(**plan["guarantee"])
+        plan = self.checkpoints.plan()
+        if stated is None and "guarantee" not in plan:
+            raise LedgerError(f"{self.path} has released nothing, and no checkpoint has a plan of its mechanism")
+        return stated or Guarantee(**plan["guarantee"])
+
+    def _sizes(self) -> dict[str, int]:
+        sizes = self.provenance.read().get("layers")
+        if not sizes:
+            raise LedgerError(
+                f"{self.path / 'provenance.json'} does not name the layers of the run's mechanism, so what was "
+                "guaranteed is not known: restore the file from a backup"
+            )
+        return dict(sizes)
 
     def _multiplier(self) -> float | None:
         """Noise multiplier of the run's last plan; None if no checkpoint has one."""
@@ -330,7 +345,7 @@ class RunFolder:
         if seed is not None:
             return KeyRing.from_seed(seed), 0
         needed = self.recipe().sampling.separation is not None and not self._complete()
-        return self._keys.settled(self._charged(), needed, checkpoint.keys if checkpoint is not None else "")
+        return self._keys.settled(self._charged(), needed, checkpoint.keys if checkpoint is not None else None)
 
     def _charged(self) -> int:
         """Position of the ledger."""

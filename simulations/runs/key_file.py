@@ -25,13 +25,13 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def settled(self, charged: int, needed: bool, name: str) -> tuple[KeyRing, int]:
+    def settled(self, charged: int, needed: bool, name: str | None) -> tuple[KeyRing, int]:
         """The ring and `charged` as it was when its root was drawn; draws a root if the file is missing.
 
         Args:
             charged: position of the ledger.
             needed: whether the run cannot continue by other keys.
-            name: name of the keys of the last checkpoint; empty if it has none.
+            name: name of the keys that the last checkpoint states; None without a checkpoint.
 
         Raises:
             RunError: the file is damaged, or missing or another one although it is needed.
@@ -53,7 +53,7 @@ class KeyFile:
             raise RunError(
                 f"{self.path} is damaged: restore it from a backup, or {'start a new run' if needed else lost}"
             ) from error
-        if needed and name not in ("", name_of(ring)):
+        if needed and name not in (None, name_of(ring)):
             raise RunError(
                 f"{self.path} is not that of the rounds before the last checkpoint: by other keys clients would "
                 "take part sooner than they may; restore it from a backup, or start a new run"

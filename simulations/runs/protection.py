@@ -1,26 +1,31 @@
 """A run's guarantee in words, derived again from its recipe.
 
-A summary is a plain file: anyone who can write to the run's folder can change its words. The recipe is part of the
-identity of the ledger's owner, so readers take the words from it.
+Summary and checkpoints are plain files: anyone who can write to the run's folder can change their words. The recipe is
+part of the identity of the ledger's owner, so readers take the words from it. A user's mechanism states its guarantee
+in the ledger's rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 
+from fedlgm.errors import LedgerError
 from fedlgm.extension import is_object, is_reference
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.method import Method
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.charge import Charge
+from fedlgm.privacy.cost import Cost
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee
 from fedlgm.transcript import Transcript
 from simulations.config.facts import facts_of
 from simulations.config.recipe import Recipe
 
 
 def is_own(recipe: Recipe) -> bool:
-    """Whether the mechanism is a user's: only its plans then state its guarantee."""
+    """Whether the mechanism is a user's: its plans then state its guarantee, and the ledger's rows keep it."""
     return is_object(recipe.mechanism.name) or is_reference(recipe.mechanism.name)
 
 
@@ -53,3 +58,34 @@ def guarantee_of(
     facts = facts.with_multiplier(multiplier)
     start = Transcript.start(torch.zeros(1).expand(layers.size))
     return Method(mechanism, layers, facts).plan(start).guarantee
+
+
+def check_multiplier(recipe: Recipe, sizes: Mapping[str, int], multiplier: float, first: Charge, where: str) -> None:
+    """Check the noise multiplier of a checkpoint's plan against a row of the ledger; a second epsilon follows from it.
+
+    Args:
+        recipe: recipe of the run.
+        sizes: see `guarantee_of`.
+        multiplier: the stated noise multiplier.
+        first: first row of the run's rounds.
+        where: the run's folder, for the message.
+
+    Raises:
+        LedgerError: rounds with this multiplier would cost something else.
+    """
+    facts, layers = facts_of(recipe, 2 * recipe.training.batch_size), LayerTable.from_sizes(dict(sizes))
+    charged = Cost.of(first.event)
+    if facts.run is not None or charged.law != "gaussian":  # one mechanism: rows are increments
+        return
+    if facts.shares is not None:
+        level = 1.0  # of every round, whatever the mechanism; and no other run has a second epsilon
+    elif is_own(recipe):
+        return
+    else:
+        level = math.sqrt(recipe.mechanism.build().costs(layers, facts.rounds)[first.round - 1])
+    planned = Cost.of(facts.noised_by.event(multiplier / level / SENSITIVITY_FACTOR[facts.relation], 1.0))
+    if not math.isclose(planned.figure, charged.figure, rel_tol=1e-6):
+        raise LedgerError(
+            f"a checkpoint of {where} states a noise multiplier of {multiplier:.6g}, by which round {first.round} "
+            "would cost something else than the ledger says: it was changed; restore `checkpoints/` from a backup"
+        )

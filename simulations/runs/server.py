@@ -24,6 +24,7 @@ from simulations.runs import strict_json
 from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
 from simulations.runs.frozen import FrozenBase
+from simulations.runs.protection import is_own
 from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import Recorder
 from simulations.runs.rows import FullRow, OnRound, RunSummary
@@ -103,7 +104,7 @@ def serve(
                 transcript,
                 CohortSampler(assembly.cohorts, draws, federation.dropout),
                 optimizer,
-                Releaser(keys, ledger, assembly.numerics, attempt, canaries, run_noise, redrawn),
+                Releaser(keys, ledger, assembly.numerics, attempt, canaries, run_noise, redrawn, is_own(recipe)),
                 nodes,
                 on_round=recorder,
             )
@@ -123,8 +124,9 @@ def serve(
                 raise diverged from error
             recorder.checkpoint()
             final, head = strategy.transcript, ledger.head()
-            figures = recorder.figures(final)
-        plan, seeded = final.plan, recipe.run.seed is not None
+            figures, stated = recorder.figures(final), ledger.guarantee()
+        seeded = recipe.run.seed is not None
+        guarantee = stated or (final.plan.guarantee if final.plan else None)
         rows = folder.rows(private=True)
         result: RunSummary = {
             "run": str(folder.path),
@@ -136,8 +138,8 @@ def serve(
             "unit": recipe.unit,
             "delta": recipe.privacy.delta,
             "noise_reproducible": seeded,
-            "guarantee": plan.guarantee.sentence(noise_reproducible=seeded) if plan else "",
-            "guarantee_status": plan.guarantee.status if plan else "none",
+            "guarantee": guarantee.sentence(noise_reproducible=seeded) if guarantee else "",
+            "guarantee_status": guarantee.status if guarantee else "none",
             "noise_multiplier": assembly.facts.noise_multiplier,
             "noise_backend": assembly.noise_backend,
             "device": str(assembly.device),
@@ -161,11 +163,17 @@ def serve(
 
 
 def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcript) -> None:
-    """Refuse to continue a run that is one mechanism with noise of another scale or correlation.
+    """Refuse a checkpoint of more rounds than the run has, and a run that is one mechanism with other noise.
 
     Raises:
-        RunError: this machine computes other coefficients, or another multiplier.
+        RunError: the checkpoint was edited; or this machine computes other coefficients, or another multiplier.
     """
+    rounds = assembly.recipe.federation.rounds
+    if transcript.rounds > rounds:
+        raise RunError(
+            f"the newest checkpoint of {folder.path} was made after {transcript.rounds} rounds, the run has {rounds}: "
+            "it was edited; restore it from a backup, or delete it"
+        )
     if transcript.plan is None:
         return
     started, facts = transcript.plan.facts, assembly.facts

@@ -79,6 +79,10 @@ class Polling:
         self._require(asked, needed, key)
         return late
 
+    def exclude(self, client: int, why: str) -> None:
+        """Ask this client no more."""
+        self._excluded[client] = why
+
     def _leave(self, asked: list[Asked], needed: int, started: float, now: float) -> None:
         """Continue without clients that have used up their waiting time, as far as the quorum allows."""
         patience = self._patience
@@ -192,7 +196,8 @@ class Polling:
         if code in TRANSIENT:
             self._retry(one, f"is busy: {why}", now)
             return
-        one.lost = f"refused ({code}): {why}"
+        one.lost, about = f"refused ({code}): {why}", header.get("about")
+        one.accused = about if type(about) is int else None
         if code in ("budget-spent", "rolled-back"):
             self._excluded[one.client] = one.lost
 

@@ -50,6 +50,7 @@ class Asked:
         answer: header of the accepted answer.
         body: its numbers.
         lost: why there will be no answer.
+        accused: client of the node on whose account this one refuses, as it says.
         down_since: when the node was found unable to answer.
         why_down: why it is unable.
         next_try, asked_at: times of the next message and of the last.
@@ -66,6 +67,7 @@ class Asked:
     answer: dict[str, Any] | None = None
     body: bytes = b""
     lost: str = ""
+    accused: int | None = None
     down_since: float | None = None
     why_down: str = "is not connected"
     next_try: float = 0.0

@@ -14,7 +14,7 @@ import numpy as np
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import sha256
 from fedlgm.secagg.cohort import Advert, Cohort, Survivors, Terms
-from fedlgm.secagg.keys import apply_mask, pair_mask_key, public_of, self_mask_key
+from fedlgm.secagg.keys import SEALED_DIGITS, apply_mask, pair_mask_key, public_of, self_mask_key
 from fedlgm.secagg.shamir import SHARE_BYTES, Weights
 
 
@@ -78,7 +78,8 @@ class SecureSum:
         """
         members = self._cohort.adverts.keys()
         for client, (sealed, commitment) in answers.items():
-            if client in members and sealed.keys() == members - {client}:
+            whole = client in members and sealed.keys() == members - {client}
+            if whole and all(len(text) == SEALED_DIGITS for text in sealed.values()):
                 self._commitments[client] = commitment
             else:
                 self.lost[client] = "it did not share its secrets with every member"

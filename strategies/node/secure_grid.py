@@ -2,7 +2,8 @@
 
 A round takes five messages to each node, or three where the round before has prepared it: keys and shares for the next
 round are then exchanged in the messages in which nodes agree and unmask. What is prepared serves the same nodes and the
-same plan only; after a node was lost, or after another plan, the next round starts from its first step.
+same plan only; after a node was lost, or after another plan, the next round starts from its first step. So it does if a
+node has lost its part since, which is found out by asking for the shares once more.
 
 To a strategy the nodes are one worker that returns the sum of a block, as a simulation's worker does: the integers are
 the same, so that a round without drops gives the same model bit by bit.
@@ -10,8 +11,10 @@ the same, so that a round without drops gives the same model bit by bit.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,8 +35,12 @@ from strategies.node.round import Asked
 from strategies.node.secagg import SecureSum, VoidRound
 from strategies.nodes import OneNodePerClient
 
-_MOST_AHEAD = 300
-"""Nodes whose keys and shares, with those of the round itself, fit into the header of a message."""
+_RESTART_S = 2.0
+"""From the last node's shares to the next round: after it, services may have been started again without their keys."""
+_NODE_BYTES = 480
+"""Of one node in the header of "unmask" that asks for shares ahead: its signature, and its advert."""
+_OTHER_BYTES = 2048
+"""Of the rest of what is asked ahead, of which a signed ledger position is the largest part."""
 
 
 @dataclass
@@ -73,7 +80,7 @@ class SecureGrid(NodeGrid):
         clients: list[int] = sorted(config[wire.CLIENTS])  # type: ignore[arg-type]
         asked = int(config[wire.ROUND]), str(config[wire.PLAN]), clients  # type: ignore[arg-type]
         attempt, self._prepared = self._prepared, None
-        if attempt is None or not attempt.serves(*asked):
+        if attempt is None or not attempt.serves(*asked) or not attempt.held(message):
             attempt = _Attempt(self, *asked)
         void = ""
         try:
@@ -82,7 +89,9 @@ class SecureGrid(NodeGrid):
         except VoidRound as error:
             void, total = str(error), np.zeros(attempt.server.terms.size, np.uint32)
         answered = attempt.answered if not void else []
-        lost = {client: why for client, why in attempt.lost.items() if client not in answered}
+        lost = {client: why for client, why in (attempt.lost | attempt.guilty).items() if client not in answered}
+        for client, why in attempt.guilty.items():
+            self.polling.exclude(client, why)
         self._report(attempt.round, answered, lost, attempt.late, started)
         if void:
             self._say(f"round {attempt.round} is void and moves nothing: {void}")
@@ -106,6 +115,7 @@ class _Attempt:
         server: the sum.
         answered: clients whose vectors are in it.
         lost: client -> why it takes no further part.
+        guilty: client -> why it is left out of the rounds that follow.
         late: answers to earlier questions that came meanwhile.
         next: the next round's attempt, prepared as far as its shares; None if it is not.
     """
@@ -118,13 +128,36 @@ class _Attempt:
         parsed = grid.answers.plan(one)
         self.server, self._rounds = SecureSum(terms_of(one, parsed), grid.services), parsed.facts.rounds
         self._early: dict[int, Any] = {}  # client -> its answer to a step that was asked ahead
+        self._adverts: list[dict[str, Any]] = []
         self._delivered: dict[int, dict[int, str]] = {}
+        self._shared_at = 0.0
         self.lost, self.late, self.answered = dict[int, str](), 0, list[int]()
+        self.guilty = dict[int, str]()
         self.next: _Attempt | None = None
 
     def serves(self, round: int, plan: str, clients: list[int]) -> bool:
         """Whether these clients have all shared their secrets for this round and plan."""
         return (round, plan, clients) == (self.round, self._plan, self._clients) == (round, plan, list(self._delivered))
+
+    def held(self, message: Message) -> bool:
+        """Whether every node still holds what it has shared; asked again if a node may have lost it since.
+
+        Nothing has been charged yet, so that all nodes can exchange new keys. The answer is the one that a node gave
+        before, or new shares from a node whose older store was restored. Arguments as for `total`.
+        """
+        if time.monotonic() - self._shared_at < _RESTART_S:
+            return True
+        self._message = message
+        with suppress(RunError):
+            self._share(self._clients)
+            if len(self._delivered) == len(self._clients):
+                return True
+        reasons = "".join(f"; client {client}: {why}" for client, why in sorted(self.lost.items())[:5])
+        self._grid._say(
+            f"round {self.round}: not every node still holds the keys that were exchanged ahead: all nodes exchange "
+            f"new keys, and nothing has been charged for this round yet{reasons}"
+        )
+        return False
 
     def _ask(self, model: str) -> None:
         """Questions that name this model."""
@@ -146,9 +179,10 @@ class _Attempt:
         self._model = message.content.array_records[wire.ARRAYS][wire.MODEL].data
         if not self._delivered:
             try:
-                adverts = dict(self._said("advertise", {client: {} for client in self._questions}))
-                cohort = server.advertised(adverts)
-                self._shared(self._said("share", {advert["client"]: {"adverts": cohort} for advert in cohort}))
+                self._adverts = server.advertised(
+                    dict(self._said("advertise", {client: {} for client in self._clients}))
+                )
+                self._share(advert["client"] for advert in self._adverts)
             except VoidRound as error:
                 raise RunError(f"{error}. Nothing has been charged; the same command resumes the run") from error
         self._ask(protocol.sha256(self._model))
@@ -160,10 +194,9 @@ class _Attempt:
             following = self._following(answered)
             agreed = self._said("agree", {client: {"answered": answered} for client in answered}, following)
             signed = server.signed({client: str(said.get("signature")) for client, said in agreed})
-            cohort = following.cohort() if following else []
-            further = following if cohort else None
+            further = following if following and following.complete() else None
             given = {client: {"signatures": _texts(signed)} for client in signed}
-            revealed = self._said("unmask", given, further, {"adverts": cohort})
+            revealed = self._said("unmask", given, further, {"adverts": further._adverts} if further else None)
             total = server.total({client: _numbered(said.get("shares")) for client, said in revealed})
             if further:
                 with suppress(VoidRound):
@@ -178,23 +211,32 @@ class _Attempt:
         self.answered = answered
         return total
 
+    def _share(self, clients: Iterable[int]) -> None:
+        """Ask these clients to share their secrets."""
+        self._shared(self._said("share", {client: {"adverts": self._adverts} for client in clients}))
+
     def _shared(self, answers: Iterable[tuple[int, Any]]) -> None:
         self._delivered = self.server.shared({client: _shares(said) for client, said in answers})
+        self._shared_at = time.monotonic()
 
     def _following(self, answered: list[int]) -> _Attempt | None:
         """The next round's attempt, to be prepared; None after the last round, without a node, and unsigned."""
-        if self.round >= self._rounds or answered != self._clients or len(answered) > _MOST_AHEAD:
+        if self.round >= self._rounds or answered != self._clients:
             return None
+        header = min(
+            len(json.dumps(one)) for one in self._headers.values()
+        )  # a node's own ledger position counts there
+        if header + _NODE_BYTES * len(answered) + _OTHER_BYTES > protocol.HEADER_BYTES:
+            return None  # found out later, it would void this round
         with suppress(RunError):  # a signer may refuse this plan for the next round: that does not make this one void
             return _Attempt(self._grid, self.round + 1, self._plan, self._clients)
         return None
 
-    def cohort(self) -> list[dict[str, Any]]:
-        """Adverts of all clients, asked ahead; none if one is missing."""
+    def complete(self) -> bool:
+        """Whether all clients have given adverts, asked ahead."""
         with suppress(VoidRound):
-            adverts = self.server.advertised(self._early)
-            return adverts if len(adverts) == len(self._clients) else []
-        return []
+            self._adverts = self.server.advertised(self._early)
+        return len(self._adverts) == len(self._clients)
 
     def _said(
         self, step: str, given: Mapping[int, Any], further: _Attempt | None = None, early: Any = None
@@ -242,9 +284,18 @@ class _Attempt:
             check = grid.answers.problem if body else partial(grid.answers.said, step)
             asked.append(Asked(self._message, question, header, body, partial(check, question), step))
         threshold = self.server.terms.threshold
-        self.late += grid.polling.wait(asked, time.monotonic(), threshold, "distributed.threshold")
-        self.lost |= {one.client: one.lost for one in asked if one.lost}
+        try:
+            self.late += grid.polling.wait(asked, time.monotonic(), threshold, "distributed.threshold")
+        finally:
+            self.lost |= {one.client: one.lost for one in asked if one.lost}
+            self._count(one.accused for one in asked)
         return [one for one in asked if one.answer is not None]
+
+    def _count(self, accused: Iterable[int | None]) -> None:
+        """Find the nodes that more nodes accuse than may collude."""
+        for client, count in Counter(accused).items():
+            if client in self._questions and count > self.server.terms.colluders:
+                self.guilty[client] = f"the shares that it sealed for {count} nodes are not authentic"
 
 
 def _texts(values: Mapping[int, str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import warnings
+from collections.abc import Iterator
 
 import pytest
 from federations import tiny_values
@@ -32,6 +33,16 @@ def run(monkeypatch, capsys, tmp_path):
         return status, out, err
 
     return call
+
+
+@pytest.fixture(scope="module")
+def one_ray() -> Iterator[None]:
+    """Ray for all runs of a module: how it is started and left is tested with the engines."""
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -212,3 +212,9 @@ def test_metrics_that_are_no_means_over_examples_are_refused(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"metric 'auc' is .* such as AUC, is no such mean"):
         simulations.simulate(model=Net, data=DATA, task=Ranked(), overrides=SMALL, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_of_plain_values_is_refused():
+    """Its text was looked for as a file's name, which ended in the operating system's error."""
+    with pytest.raises(ConfigError, match=r"a recipe is its name or its file, got dict"):
+        simulations.simulate({"name": "tiny", "federation": {"clients": 20}})

@@ -32,7 +32,7 @@ def test_a_model_and_a_dataset_go_in_and_the_same_class_comes_out(make, tmp_path
 @pytest.mark.parametrize(
     "make", [gpt2, bert, lambda: lora(gpt2()), lambda: lora(bert())], ids=["gpt2", "bert", "gpt2-lora", "bert-lora"]
 )
-def test_every_engine_gives_the_same_model(make, tmp_path):
+def test_every_engine_gives_the_same_model(make, tmp_path, one_ray):
     engines = ("local", "ray", "flower")
     hashes = {engine: run(make(), tmp_path / engine, engine=engine)["model_sha256"] for engine in engines}
     assert len(set(hashes.values())) == 1, hashes
@@ -70,7 +70,7 @@ def test_examples_are_protected_in_gpt2(tmp_path):
 @pytest.mark.parametrize(
     "make", [gpt2, bert, lambda: lora(gpt2()), lambda: lora(bert())], ids=["gpt2", "bert", "gpt2-lora", "bert-lora"]
 )
-def test_every_engine_protects_examples_alike(make, tmp_path):
+def test_every_engine_protects_examples_alike(make, tmp_path, one_ray):
     engines = ("local", "ray", "flower")
     made = {engine: protecting_examples(make(), tmp_path / engine, engine) for engine in engines}
     assert len({result["model_sha256"] for result in made.values()}) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,25 @@ def test_the_result_fits_the_model(tmp_path: Path) -> None:
 def test_what_works_and_is_not_meant_is_said(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.warns(Notice, match=message):
         strategy(tmp_path / "ledger.sqlite", **options)
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum"])
+def test_a_mean_update_moves_the_model_by_itself_in_the_end(tmp_path, name):
+    """With a rate of 1 momentum moves it ten times as far, noise included."""
+    step = strategy(tmp_path / "ledger.sqlite", optimizer=name).optimizer
+    model = step.step(torch.zeros(2), torch.tensor([1.0, -2.0]))
+    for _ in range(200):
+        model = step.step(model, torch.zeros(2))
+    torch.testing.assert_close(model, torch.tensor([1.0, -2.0]), rtol=1e-5, atol=0)
+
+
+def test_other_initial_weights_are_noticed(tmp_path):
+    """An app that starts from a pretrained model passes its weights here, and trained random ones without a word."""
+    model = nn.Linear(3, 2)
+    for arrays in (ArrayRecord(model.state_dict()), None):
+        made = strategy(tmp_path / "ledger.sqlite", model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            made.start(None, arrays if arrays is not None else made.initial_arrays(), num_rounds=0)
+    with pytest.warns(Notice, match="initial_arrays hold other weights"):
+        strategy(tmp_path / "ledger.sqlite", model).start(None, ArrayRecord(nn.Linear(3, 2).state_dict()), num_rounds=0)

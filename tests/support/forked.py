@@ -32,6 +32,11 @@ class ForkedCommand:
         self._process = _fork.Process(target=_command, args=([*map(str, arguments)], *self._files, before))
         self._process.start()
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return int(self._process.pid or 0)
+
     def running(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.is_alive()
@@ -43,7 +48,7 @@ class ForkedCommand:
 
     def send(self, number: int) -> None:
         """Send it a signal."""
-        os.kill(int(self._process.pid or 0), number)
+        os.kill(self.pid, number)
 
     def end(self) -> tuple[int, str, str]:
         """Wait for its end: exit status, standard output, standard error."""

@@ -24,7 +24,7 @@ class MemoryStore(SessionStore):
     """A store that a crash would take along, for tests in which there is none."""
 
     def __init__(self) -> None:
-        self._path, self._kept = Path(":memory:"), 4
+        self._path, self.kept = Path(":memory:"), 4
         self._db = sqlite3.connect(":memory:", isolation_level=None)
         self._db.executescript(_SCHEMA)
 

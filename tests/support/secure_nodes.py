@@ -104,7 +104,7 @@ class Served:
             ask = Ask.model_validate(protocol.parse_header(text.encode()))
             answer = self.services[path].answer(ask, bytes(body))
         except Refusal as refusal:
-            return {"ok": False, "code": refusal.code, "why": refusal.why}, memoryview(b"")
+            return refusal.header, memoryview(b"")
         return json.loads(json.dumps(answer.header)), memoryview(answer.body)
 
 

@@ -210,7 +210,12 @@ class Participant:
     def _session(self, attempt: str) -> Session:
         session = self._store.session(attempt)
         if session is None:
-            raise Refusal("cohort", "this node has advertised no keys for this attempt, or has given it up")
+            raise Refusal(
+                "cohort",
+                "this node holds no keys for this attempt: it has made none, its state/rounds.sqlite was deleted or "
+                f"restored, or newer rounds took their place. It keeps the {self._store.kept} newest open rounds: let "
+                "fewer runs ask it at a time",
+            )
         return session
 
     def _shared(self, attempt: str) -> tuple[Session, Cohort]:
@@ -243,13 +248,15 @@ class Participant:
         session.seed, session.commitment, session.cohort = seed.hex(), sha256(seed), cohort.digest
 
     def _opened(self, session: Session, cohort: Cohort, client: int, text: str) -> list[str]:
-        with _refusing():
+        try:
             shares = unseal(
                 bytes.fromhex(session.sealing), cohort.adverts[client].sealing, cohort.digest, client, self._client,
                 b64decode(text),
             )  # fmt: skip
-        if len(shares) != 2 * SHARE_BYTES:
-            raise Refusal("cohort", f"the shares of client {client} are not two of {SHARE_BYTES} bytes")
+            if len(shares) != 2 * SHARE_BYTES:
+                raise RunError(f"{len(shares)} bytes")
+        except (RunError, ValueError) as error:
+            raise Refusal("cohort", f"client {client}'s shares for this node are not authentic", client) from error
         return [shares[:SHARE_BYTES].hex(), shares[SHARE_BYTES:].hex()]
 
 

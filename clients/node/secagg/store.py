@@ -78,7 +78,7 @@ class SessionStore:
     """
 
     def __init__(self, path: Path, kept: int = 8) -> None:
-        self._path, self._kept = path, kept
+        self._path, self.kept = path, kept
         with self._translated():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._db = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
@@ -96,7 +96,7 @@ class SessionStore:
         """Keep a new session, and delete those that are neither among the newest nor among the newest open ones."""
         with self._transaction():
             self._db.execute("INSERT INTO sessions (attempt, state) VALUES (?, ?)", (attempt, _text(session)))
-            self._db.execute(_FORGET, {"kept": self._kept})
+            self._db.execute(_FORGET, {"kept": self.kept})
             self._db.execute("DELETE FROM vectors WHERE attempt NOT IN (SELECT attempt FROM sessions)")
 
     def keep(self, attempt: str, session: Session, vector: bytes | None = None) -> None:

@@ -10,6 +10,7 @@ from fedlgm.example_level.rules.embedding import EmbeddingRule
 from fedlgm.example_level.rules.linear import LinearRule
 from fedlgm.example_level.rules.normalisation import GroupNormRule, LayerNormRule
 from fedlgm.example_level.rules.transposed import TransposedLinearRule
+from fedlgm.models.built import hooked
 
 RULES: dict[type[nn.Module], type[Rule]] = {
     nn.Linear: LinearRule,
@@ -27,10 +28,7 @@ def rule_for(module: nn.Module) -> type[Rule] | None:
     """The rule for exactly this type and configuration; a subclass may have another forward pass."""
     kind = type(module)
     rule = RULES.get(kind) or _FOREIGN.get((kind.__module__, kind.__qualname__))
-    plain = not any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)) and (
-        "forward" not in vars(module)
-    )
-    return rule if rule is not None and plain and rule.suits(module) else None
+    return rule if rule is not None and not hooked(module) and rule.suits(module) else None
 
 
 __all__ = ["RULES", "Kept", "KeptGradients", "Rule", "Scale", "Use", "add_scaled_", "rule_for"]

@@ -1,7 +1,8 @@
 """The compiled kernel: built from `kernel.cpp` with the system's C++ compiler at first use, and kept on disk.
 
 It lies beside other kept results (`fedlgm.remembered.folder`), named after its source and flags. Before it is used it
-must reproduce a known answer bit for bit, so a compiler that reorders arithmetic is refused, not followed.
+must reproduce a known answer bit for bit, so a compiler that reorders arithmetic is refused, not followed. A compiler
+that fails is remembered there, too, and not tried at every start; another one is, and `fedlgm doctor` tries again.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _FLAGS: dict[InstructionSet, tuple[str, ...]] = {
     "portable": ("-DFEDLGM_PORTABLE",),
 }
 _LONGEST = 300  # seconds of a compilation
+_FAILED = ".failed"  # ends the name of the record of a compiler that failed
 _PART = ".part"  # ends the name of a kernel that is being compiled
 _ANSWER = "ac9c0f65eadbaef7eeab8052fd131792"  # of `answer`, on every machine
 
@@ -50,8 +52,16 @@ def instruction_set() -> InstructionSet | None:
     return found.get(torch.backends.cpu.get_cpu_capability())
 
 
-def reason() -> str | None:
-    """Why there is no kernel on this machine; None if there is one."""
+def reason(*, again: bool = False) -> str | None:
+    """Why there is no kernel on this machine; None if there is one.
+
+    Args:
+        again: try a compiler again that has failed before.
+    """
+    if again:
+        for failure in () if (kept := _kept()) is None else kept.glob(f"*{_FAILED}"):
+            failure.unlink(missing_ok=True)
+        library.cache_clear()
     try:
         library()
     except ConfigError as error:
@@ -84,7 +94,7 @@ def build(instructions: InstructionSet) -> ctypes.CDLL:
         if not place.exists():
             with _alone(kept):
                 if not place.exists():
-                    _compile(instructions, place)
+                    return _remembered(instructions, place)
         return _confirmed(place)
     with tempfile.TemporaryDirectory(prefix="fedlgm-kernel-") as folder:
         place = Path(folder) / "kernel.so"
@@ -120,9 +130,39 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _remembered(instructions: InstructionSet, place: Path) -> ctypes.CDLL:
+    """Compile and load the kernel, unless the same compiler has failed before."""
+    failure, compiler = place.with_suffix(_FAILED), _identity(_compiler())
+    known, _, words = failure.read_text(encoding="utf-8").partition("\n") if failure.is_file() else ("", "", "")
+    if compiler and known == compiler:
+        raise ConfigError(f"{words} (`fedlgm doctor` tries again)")
+    failure.unlink(missing_ok=True)
+    try:
+        _compile(instructions, place)
+        return _confirmed(place)
+    except ConfigError as error:
+        if compiler:
+            failure.write_text(f"{compiler}\n{error}", encoding="utf-8")
+        raise
+
+
+def _compiler() -> list[str]:
+    """Command of the C++ compiler; an empty word if there is none."""
+    return shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or shutil.which("g++") or ""]
+
+
+def _identity(command: list[str]) -> str:
+    """A compiler's command and file, in one line; another version has another size or time."""
+    found = shutil.which(command[0])
+    if found is None:
+        return ""
+    status = Path(found).stat()
+    return " ".join([*command, os.path.realpath(found), str(status.st_size), str(status.st_mtime_ns)])
+
+
 def _compile(instructions: InstructionSet, place: Path) -> None:
     """Compile beside `place` and rename: readers see a whole file or none."""
-    command = shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or shutil.which("g++") or ""]
+    command = _compiler()
     if not command[0]:
         raise ConfigError(
             "the native training kernel needs a C++ compiler: install g++ or clang, or set CXX, or use "
@@ -156,6 +196,7 @@ def _confirmed(place: Path) -> ctypes.CDLL:
         place.unlink(missing_ok=True)
         raise ConfigError(f"the native training kernel in {place} cannot be loaded: {error}") from error
     if answer(made) != _ANSWER:
+        place.unlink(missing_ok=True)  # for another compiler
         raise ConfigError(
             f"the native training kernel in {place} computes other bits than it should: use another compiler (CXX) or "
             "training.kernel = 'torch'"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.layers import LayerTable
+from fedlgm.models.built import Built
 from fedlgm.tasks import Classification, Task
 from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.native import call
@@ -55,6 +56,7 @@ class NativeTrainer:
         if torch.device(device).type != "cpu":
             raise ConfigError(f"training.kernel = 'native' trains on the CPU, not on {device}: use 'torch'")
         self._library, self._module, self._layers = library(), module, layers
+        self._built = Built(module)
         self._task, self._batch = task or Classification(), settings.batch_size
         self._settings = call.Settings(
             settings.optimizer == "adam", settings.lr, settings.momentum, settings.gradient_clip or 0.0
@@ -79,6 +81,7 @@ class NativeTrainer:
         return self._update.clone()
 
     def _run(self, model: Tensor, task: ClientTask, order: Tensor, settings: call.Settings | None) -> None:
+        self._built.check()
         x, y, model = task.x, task.y, model.to("cpu", torch.float32).contiguous()
         if not isinstance(x, Tensor) or x.dtype != torch.float32 or not 1 <= len(x) == len(y):
             raise ConfigError(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.inputs import Inputs
+from fedlgm.models.built import hooked
 from fedlgm.tasks import Task
 from fedlgm.training.stack import layers
 from fedlgm.training.stack.convolutions import Convolution, ProductConvolution
@@ -124,8 +125,7 @@ def _layer(name: str, module: nn.Module, first: bool, gradients: Sequence[Tensor
 
 def plain(module: nn.Module) -> bool:
     """Whether a module has no hooks, no replaced `forward` and no frozen parameters."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return not any(hooks) and "forward" not in vars(module) and all(p.requires_grad for p in module.parameters())
+    return not hooked(module) and all(p.requires_grad for p in module.parameters())
 
 
 def shares(module: nn.Sequential) -> bool:

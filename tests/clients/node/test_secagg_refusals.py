@@ -110,7 +110,7 @@ def test_a_node_is_charged_before_its_vector_is_made_and_not_for_what_it_refuses
     node = member.participant
     for sealed, why in (
         ({client: delivered[client] for client in (1, 2)}, "3 members shared secrets; 4 are needed"),
-        (delivered | {1: delivered[2]}, "from 1 to 0 are not authentic"),
+        (delivered | {1: delivered[2]}, "client 1's shares for this node are not authentic"),
         (delivered | {7: delivered[2]}, "no member of the cohort"),
         (delivered | {1: "AAAA"}, "not authentic"),
     ):
@@ -176,6 +176,6 @@ def test_secrets_are_forgotten_once_they_are_needed_no_more(nodes):
     assert (session.sealing, session.masking, session.seed, session.held) == ("", "", "", {})
     for number in range(1, 9):  # eight newer attempts: the first is forgotten, but for what was signed
         node.advertise(terms(4, 1, number=number))
-    with pytest.raises(Refusal, match="has given it up"):
+    with pytest.raises(Refusal, match="It keeps the 4 newest open rounds"):
         node.share(AGREED.digest, [])
     assert node._store.signed(session.cohort) is not None

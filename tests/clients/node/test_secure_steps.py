@@ -19,7 +19,7 @@ from fedlgm import node_protocol as protocol
 from fedlgm.errors import ConfigError, LedgerError, RunError
 from fedlgm.node_protocol import public_text
 from fedlgm.secagg.cohort import Advert, Terms, key_pairs
-from fedlgm.secagg.steps import NO_MODEL, terms_of
+from fedlgm.secagg.steps import NO_MODEL, STEPS, terms_of
 from tests.support import nodes as local
 from tests.support.nodes import edit, rows
 from tests.support.secure_nodes import NODES, SecureFederation, Served, make_nodes, plan
@@ -248,7 +248,7 @@ def test_a_lowered_threshold_is_refused_with_the_plan(federation, threshold):
 
 def test_another_plan_is_not_masked_for_the_terms_that_were_agreed(federation):
     given, _ = given_to(federation, "mask")
-    assert "advertised no keys" in federation.ask(0, "mask", given[0], plan=plan(multiplier=3.0).to_json())["why"]
+    assert "holds no keys" in federation.ask(0, "mask", given[0], plan=plan(multiplier=3.0).to_json())["why"]
     assert charges(federation)[0] == 0
 
 
@@ -398,6 +398,37 @@ def test_a_recorded_question_charges_nothing_twice_where_questions_are_signed(ma
             step, _, call = run.send(call())
         assert call()["code"] == "replayed"
         assert charges(federation) == [1] * NODES
+    finally:
+        served.close()
+
+
+@pytest.mark.parametrize("model", [NO_MODEL, protocol.sha256(local.BODY)], ids=["for keys", "with the model"])
+def test_the_signature_of_a_question_serves_for_that_question_alone(made, tmp_path, model):
+    """An attempt's question is signed twice; that for keys, before the model is known, never lets data be read."""
+    server = Ed25519PrivateKey.generate()
+    shutil.copytree(made, tmp_path / "n")
+    folder = local.NodeFolder(tmp_path / "n" / "n0")
+    edit(folder, 'server_key = ""', f'server_key = "{public_text(server)}"')
+    served = Served([folder])
+    try:
+        question = replace(SecureFederation(tmp_path, served).question(0), model=model)
+        bodies = {"": b"", "empty": protocol.npy(np.zeros(0, np.float32)), "model": local.BODY}
+        found = {}
+        for step in (*STEPS, "release"):
+            for named in ("", NO_MODEL, protocol.sha256(local.BODY)):
+                header = question.header(server) | {"ask": step, "given": {}} | ({"model": named} if named else {})
+                for body, data in bodies.items():
+                    answer, _ = served.exchange(str(folder.socket), header, data)
+                    found[step, named == model, body] = "ok" if answer["ok"] else answer["code"]
+        reached = {key for key, code in found.items() if code not in ("unsigned", "malformed", "model", "privacy")}
+        wanted = {(step, True, "") for step in ("advertise", "share", "agree", "unmask")}
+        brought = {(step, False, "model") for step in STEPS}
+        assert reached - wanted <= (set() if model == NO_MODEL else brought)
+        assert found["advertise", True, ""] == "ok"
+        for changed in ({"round": 2}, {"nonce": "2" * 32}, {"run": "other"}, {"plan": plan(multiplier=5.0).to_json()}):
+            header = question.header(server) | {"ask": "advertise", "model": model} | changed
+            assert served.exchange(str(folder.socket), header, b"")[0]["code"] == "unsigned"
+        assert not rows(folder)
     finally:
         served.close()
 

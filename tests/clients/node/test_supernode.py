@@ -69,6 +69,24 @@ def test_flowers_loop_asks_time_for_these_two_pauses_and_nothing_else():
     assert "time.sleep(0.5)" in inspect.getsource(start_client_internal._push_messages)
 
 
+def test_heartbeats_come_twice_as_often_as_flowers(monkeypatch):
+    """In both places: the period, and what the SuperLink hears of it."""
+    from flwr.common import constant
+    from flwr.supercore import heartbeat
+    from flwr.supernode import cli, fleet_http_connection, start_client_internal
+
+    for module in (heartbeat, fleet_http_connection):
+        assert vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] == constant.HEARTBEAT_DEFAULT_INTERVAL == 30
+        monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", 30)
+    monkeypatch.setattr(start_client_internal, "time", start_client_internal.time)
+    monkeypatch.setattr(start_client_internal, "pull_objects", start_client_internal.pull_objects)
+    monkeypatch.setattr(cli, "flower_supernode", lambda: None)
+    flower_private.run_supernode(supernode.Pauses())
+    assert constant.HEARTBEAT_MIN_INTERVAL <= flower_private.HEARTBEAT_S == 15
+    for module in (heartbeat, fleet_http_connection):
+        assert vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] == flower_private.HEARTBEAT_S
+
+
 def test_another_version_of_flower_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(flower_private, "version", lambda name: "1.43.0")
     assert supernode.main() == 2

@@ -8,6 +8,7 @@ import scipy.stats
 import torch
 
 from fedlgm.audits.law import PLANNED, PROBABILITIES, STATISTICS, counted, least_likely
+from fedlgm.audits.order import ordered, same_values
 from fedlgm.audits.repeats import Sketches, Windows, most_alike
 from tests.fedlgm.audits.test_canaries import LAYERS, SIZES, audited, subject, watched
 
@@ -64,6 +65,20 @@ def mixed(round, size):
     return (noise + normal(2, size)) / np.sqrt(2) if round == 9 else noise
 
 
+def permuted(round, size):
+    """The noise of round 2 in another order over all layers."""
+    return np.random.default_rng(7).permutation(normal(2, size)) if round == 9 else normal(round, size)
+
+
+def reversed_with_signs(round, size):
+    """One layer of it backwards, with random signs."""
+    noise = normal(round, size)
+    if round == 9:
+        old = normal(2, size)[-SIZES["c"] :]
+        noise[-SIZES["c"] :] = old[::-1] * np.random.default_rng(8).choice([-1.0, 1.0], SIZES["c"])
+    return noise
+
+
 @pytest.fixture(scope="module")
 def nine():
     return subject(rounds=9)
@@ -87,6 +102,25 @@ def test_noise_that_comes_back_rounds_later_is_caught(nine, draw):
     detail = next(check.detail for check in result.checks if check.name == "noise repetition")
     assert "rounds 2 and 9" in detail if draw in (again, mixed) else "round 9" in detail
     assert result.epsilon_lower > result.epsilon_reported or draw is mixed  # it can be taken off
+
+
+@pytest.mark.parametrize("draw", [permuted, reversed_with_signs])
+def test_noise_that_comes_back_in_another_order_is_caught(nine, draw):
+    result, failed = failing(nine, noising(draw))
+    assert failed == {"noise repetition"}
+    detail = next(check.detail for check in result.checks if check.name == "noise repetition")
+    assert detail.startswith("all layers" if draw is permuted else "c")
+    assert "rounds 2 and 9 have the same values, in another order or with other signs" in detail
+
+
+@pytest.mark.parametrize("size", [8, 40, 100_000])
+def test_draws_of_any_size_differ_in_their_sorted_values(size):
+    """2,000 small draws make two million pairs; the check has no level to spend."""
+    rng = np.random.default_rng(9)
+    rounds = [ordered(rng.standard_normal(size), {0: (0, size)}, 1) for _ in range(2000 if size < 100 else 40)]
+    assert same_values(np.stack(rounds)) is None
+    rounds.append(rounds[3] + 1e-6)
+    assert same_values(np.stack(rounds)) == (0, 3, len(rounds) - 1)
 
 
 @pytest.mark.parametrize("law", SCALED)

@@ -11,7 +11,7 @@ import torch
 from sklearn import metrics as sk
 from torch import Tensor, nn
 
-from fedlgm import tasks
+from fedlgm import models, tasks
 from fedlgm.data import DataSet
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.testing import check_task
@@ -68,6 +68,18 @@ def test_bundled_tasks_pass_the_test_kit(name: str) -> None:
 @pytest.mark.parametrize("name", BATCHES)
 def test_figures_do_not_depend_on_how_data_are_batched(name: str) -> None:
     assert figures(name) == pytest.approx(figures(name, batch_size=2), rel=1e-5)
+
+
+def test_evaluation_in_another_layout_changes_neither_figures_nor_model() -> None:
+    """Max-pooling is faster in channels-last layout, which evaluation uses and takes back."""
+    module = models.build("cnn", in_shape=(1, 28, 28), classes=10, seed=1)
+    x, y = torch.rand(300, 1, 28, 28, generator=torch.Generator().manual_seed(1)), torch.arange(300) % 10
+    with torch.no_grad():
+        loss = float(nn.functional.cross_entropy(module(x), y))
+    assert tasks.evaluate(tasks.get("classification"), module, x, y)["loss"] == pytest.approx(loss, rel=1e-5)
+    assert not any(child._forward_hooks for child in module.modules())
+    with torch.no_grad():
+        assert module.conv1(x[:2]).is_contiguous()
 
 
 def test_classification_figures() -> None:

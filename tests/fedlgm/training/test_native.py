@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -291,7 +292,39 @@ def test_a_machine_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler"):
         library.build("portable")
-    assert not list((tmp_path / "kernels").iterdir())
+    assert not list((tmp_path / "kernels").glob("*.[!f]*"))  # no kernel, and no part of one
+
+
+def test_a_compiler_that_fails_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler"
+
+    def write(ending: str) -> None:
+        compiler.write_text(f'#!/bin/sh\nfor made; do :; done\necho >> "$0.log"; {ending}\n')
+        compiler.chmod(0o700)
+
+    def tried() -> int:
+        return (tmp_path / "compiler.log").read_text().count("\n")
+
+    kernel = library.build(instruction_set() or "portable")._name
+    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(library, "instruction_set", lambda: "portable")
+    write("echo no such header >&2; exit 3")
+    with pytest.raises(ConfigError, match=r"status 3\nno such header$"), pytest.warns(Notice, match="compiling"):
+        library.build("portable")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"no such header \(`fedlgm doctor` tries again\)"):
+                library.build("portable")
+    assert tried() == 1
+    assert "status 3" in str(library.reason(again=True))
+    assert tried() == 2
+    write(f'cp {kernel} "$made"')  # another compiler
+    assert library.build("portable") is not None
+    assert tried() == 3
+    assert [file.suffix for file in (tmp_path / "cache" / "kernels").iterdir()] == [".so"]
+    library.library.cache_clear()
 
 
 def test_processes_that_start_together_compile_once_and_remove_what_a_killed_one_left(
@@ -322,10 +355,16 @@ def test_processes_that_start_together_compile_once_and_remove_what_a_killed_one
     assert [file.suffix for file in folder.iterdir()] == [".so"]
 
 
-def test_a_kernel_with_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_with_other_bits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = library.build(instruction_set() or "portable")._name
+    (tmp_path / "kernels").mkdir(mode=0o700)
+    kept = tmp_path / "kernels" / Path(name).name
+    kept.write_bytes(Path(name).read_bytes())
+    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path))
     monkeypatch.setattr(library, "_ANSWER", "0" * 32)
     with pytest.raises(ConfigError, match="computes other bits"):
         library.build(instruction_set() or "portable")
+    assert not kept.exists()  # another compiler can make another one
 
 
 def test_a_damaged_kernel_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

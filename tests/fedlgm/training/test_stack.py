@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedlgm import models
+from fedlgm.layout import pools_maxima, prefer_channels_last_
 from fedlgm.tasks import Classification
-from fedlgm.training.layout import pools_maxima, prefer_channels_last_
 from fedlgm.training.stack import Stack
 
 STACKS = ("cifar-cnn", "cnn", "cnn-small", "logistic", "mlp")

@@ -249,7 +249,7 @@ def test_a_run_goes_on_after_its_server_app_was_killed(real, monkeypatch):
 
 
 def test_after_a_power_cut_and_after_down_everything_comes_up_at_once(real):
-    """A SuperLink refuses a SuperNode that went without a word for a minute, as one that is connected twice."""
+    """A SuperLink refuses a SuperNode that went without a word for half a minute, as one that is connected twice."""
     ours = list(processes._running(real).values())
     for process in ours:
         process.kill()

@@ -1,12 +1,19 @@
-"""What the server of a deployment writes down of its nodes."""
+"""What the server of a deployment writes down: of its nodes, and that it has ended."""
 
 from __future__ import annotations
 
 import json
 import stat
+import time
 
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedlgm.errors import RunError
 from simulations.config import recipe as recipes
-from simulations.deploy.server_entry import REPORT, TOLD, NodesRecord
+from simulations.deploy import server_entry, submit
+from simulations.deploy.server_entry import ENDED, REPORT, TOLD, NodesRecord, make_server_app
+from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
 from strategies.node.round import RoundReport
 
@@ -25,3 +32,28 @@ def test_who_took_part_is_the_operators_alone_to_read(tmp_path):
         if path.is_file() and path.parent != told.parent:
             assert b"node3" not in path.read_bytes()
             assert b"node7" not in path.read_bytes()
+
+
+def test_a_run_that_fails_is_noticed_at_once(tmp_path, monkeypatch):
+    """Without the file its end is noticed after twenty seconds of silence."""
+
+    def refuse(*_):
+        raise RunError("the nodes' budgets do not suffice")
+
+    folder = RunFolder.create(tmp_path / "run", recipes.load("nodes"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(server_entry, "_serve", refuse)
+    monkeypatch.setattr(server_entry.DeploymentFolder, "open", lambda path: None)
+    config = {"directory": str(tmp_path), "deployment": str(tmp_path), "run-dir": str(folder.path)}
+    context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
+    with pytest.raises(RunError, match="budgets"):
+        make_server_app()(LocalGrid(None), context)
+    assert (folder.private / ENDED).exists()
+
+    class Flower:
+        def json(self, *_):
+            return {"runs": [{"status": "finished:failed"}]}
+
+    begun = time.monotonic()
+    assert submit._follow(Flower(), "1", folder, 0, print) == "finished:failed"
+    assert time.monotonic() - begun < submit._SILENCE_S

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.ledger import Ledger
@@ -29,14 +27,6 @@ SAME = ("model_sha256", "accuracy", "epsilon", "rounds", "noise_multiplier", "gu
 
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def one_ray() -> Iterator[None]:
-    """Ray for all of these runs: how it is started and left is tested elsewhere."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def spent(run: str) -> tuple[list, set]:

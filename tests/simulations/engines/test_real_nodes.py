@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -22,7 +21,8 @@ from patience import LIMIT_S, wait_until
 from fedlgm.errors import RunError
 from simulations import launch
 from simulations.config import recipe as recipes
-from simulations.engines.flower import APP
+from simulations.engines.flower import APP, follow
+from simulations.engines.superlink import CONNECTION, Flwr
 from simulations.reports.report import ledger_report
 from simulations.runs.folder import RunFolder
 
@@ -33,7 +33,6 @@ CLIENTS = 5
 HOSTILE = '''
 """Each node attacks in its own way, if the run's config says so."""
 
-import json
 import time
 
 import numpy as np
@@ -41,9 +40,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedlgm import wire
-from simulations.engines.flower_entry import make_client_app
 
-honest = make_client_app()
 app = ClientApp()
 
 
@@ -63,7 +60,9 @@ def query(message, context):
 
 @app.train()
 def train(message, context):
-    reply = honest(message, context)
+    from simulations.engines.flower_entry import make_client_app  # queries are answered without torch
+
+    reply = make_client_app()(message, context)
     me = int(context.node_config["partition-id"])
     if me == 4 and "kept" in context.state:
         time.sleep(600)  # it is killed meanwhile
@@ -81,6 +80,14 @@ def train(message, context):
     reply.metadata.__dict__["_reply_to_message_id"] = str(context.state["kept"]["id"])
     return reply
 '''
+
+SUPERNODE = """
+import flwr.common.constant
+flwr.common.constant.HEARTBEAT_DEFAULT_INTERVAL = 15
+from flwr.supernode.cli import flower_supernode
+flower_supernode()
+"""
+"""Flower's SuperNode, which is missed after 30 s without a heartbeat instead of 60."""
 
 
 class Lab:
@@ -100,21 +107,27 @@ class Lab:
             "PYTHONPATH": str(Path(__file__).parents[3]),
         }
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "lab"\n\n[superlink.lab]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
         )
+        self.flwr = Flwr(self.environment)
         self.app = home / "app"
         shutil.copytree(APP, self.app)
         (self.app / "client_app.py").write_text(HOSTILE)
         project = self.app / "pyproject.toml"
         project.write_text(project.read_text() + 'attack = ""\n')
-        self.link = self._start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port))
+        link = (str(BIN / "flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(self.port))
+        self.link = self._start(self.log, *link)
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
 
-    def _start(self, command: str, *arguments: str) -> subprocess.Popen[bytes]:
-        log = (self.home / f"{command}-{time.monotonic_ns()}.log").open("wb")
-        return subprocess.Popen(
-            [str(BIN / command), *arguments], env=self.environment, stdout=log, stderr=log, start_new_session=True
-        )
+    @property
+    def log(self) -> Path:
+        """The SuperLink's."""
+        return self.home / "superlink.log"
+
+    def _start(self, log: Path, *command: str) -> subprocess.Popen[bytes]:
+        with log.open("wb") as file:
+            return subprocess.Popen(command, env=self.environment, stdout=file, stderr=file, start_new_session=True)
 
     def up(self) -> None:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -126,29 +139,26 @@ class Lab:
                 time.sleep(0.2)
         for client in range(CLIENTS):
             config = f"partition-id={client} num-partitions={CLIENTS}"
-            options = ("--node-config", config, "--port", str(_free_port()))
+            options = ("--node-config", config, "--port", str(_free_port()), "--insecure")
             self.nodes[client] = self._start(
-                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}", *options
+                self.home / f"node-{client}.log",
+                *(sys.executable, "-c", SUPERNODE, "--superlink", f"127.0.0.1:{self.port}", *options),
             )
-
-    def flwr(self, *arguments: str) -> Any:
-        done = subprocess.run([str(BIN / "flwr"), *arguments], env=self.environment, capture_output=True, text=True)
-        text = done.stdout or done.stderr
-        return json.loads(text[text.index("{") :]) if "--format" in arguments else text
 
     def submit(self, recipe: Path, run: Path, attack: str) -> str:
         config = f'recipe="{recipe}" run-dir="{run}" nodes="clients" attack="{attack}"'
-        return str(self.flwr("run", str(self.app), "lab", "--format", "json", "--run-config", config)["run-id"])
+        return str(self.flwr.json("run", str(self.app), CONNECTION, "--run-config", config)["run-id"])
 
-    def wait(self, run_id: str) -> str:
+    def wait(self, run_id: str, run: Path) -> str:
         """Status and log of a run that has ended."""
         deadline = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline:
-            status = self.flwr("list", "lab", "--run-id", run_id, "--format", "json")["runs"][0]["status"]
-            if str(status).startswith("finished"):
-                return f"{status}\n{self.flwr('log', run_id, 'lab', '--show')}"
-            time.sleep(2)
-        raise AssertionError(f"run {run_id} did not end within {LIMIT_S} s")
+
+        def ending() -> bool:
+            assert time.monotonic() < deadline, f"run {run_id} did not end within {LIMIT_S} s"
+            return RunFolder(run).result_file.is_file()
+
+        status = follow(self.flwr, run_id, self.log, ending)
+        return f"{status}\n{self.flwr.log(run_id)}"
 
     def down(self) -> None:
         for process in [*self.nodes.values(), self.link]:
@@ -211,7 +221,7 @@ def attacked(lab, recipe, tmp_path_factory) -> Path:
     run_id = lab.submit(recipe, run, "values")
     wait_until(lambda: RunFolder(run).metrics.path.is_file() and RunFolder(run).rows(), "the first round", every=0.2)
     os.killpg(lab.nodes[4].pid, signal.SIGKILL)
-    told = lab.wait(run_id)
+    told = lab.wait(run_id, run)
     assert told.startswith("finished:completed"), told
     return run
 
@@ -224,7 +234,7 @@ def failures(run: Path) -> list[dict[int, Any]]:
 
 def test_two_nodes_that_say_they_are_one_client_end_the_start(lab, recipe, tmp_path):
     run = tmp_path / "run"
-    told = lab.wait(lab.submit(recipe, run, "same client"))
+    told = lab.wait(lab.submit(recipe, run, "same client"), run)
     assert told.startswith("finished:failed"), told
     assert "both say that they are client 1" in told
     assert not (run / "result.json").exists()

@@ -2,13 +2,20 @@
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from compared import summary_of
 from federations import tiny_values
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
-from fedlgm import mechanisms
+import simulations
+from fedlgm import Guarantee, Mechanism, ReleasePlan, mechanisms
 from fedlgm.audits import Audit
 from fedlgm.errors import FedlgmError, LedgerError
 from fedlgm.mechanisms.method import Method
@@ -143,23 +150,87 @@ def test_no_reader_of_a_comparison_takes_an_edited_summary(tmp_path):
         summary_of([job], tmp_path)
 
 
-def test_a_mechanism_of_ones_own_has_the_words_of_its_last_plan(tmp_path, monkeypatch):
-    """What a Python object says of itself is in no recipe: the newest checkpoint holds its last plan."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "docs" / "examples"))
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A finished run of a user's mechanism, whose words no recipe gives."""
     values = tiny_values()
     values["mechanism"] = {"name": "own_mechanism:InverseSize"}
+    run = tmp_path_factory.mktemp("own") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[3] / "docs" / "examples"))
+        launch.simulate(recipes.validate(values), run_dir=run, trackers=[])
+    return run
+
+
+def edit_plans(run, section, **values):
+    """Change the plan in every checkpoint."""
+    for file in (run / "checkpoints").iterdir():
+        with safe_open(file, framework="pt") as stored:
+            meta = dict(stored.metadata())
+        plan = json.loads(meta["plan"])
+        plan[section] |= values
+        save_file(load_file(file), file, metadata=meta | {"plan": json.dumps(plan)})
+
+
+def test_the_words_of_a_mechanism_of_ones_own_are_in_its_ledger(own, tmp_path):
+    """Plans in checkpoints are plain files, and were the only source of them: both files could be edited alike."""
     run = tmp_path / "run"
-    launch.simulate(recipes.validate(values), run_dir=run, trackers=[])
+    shutil.copytree(own, run)
     result = json.loads((run / "result.json").read_text())
+    assert result["guarantee_status"] == "proven"
+    edit_plans(run, "guarantee", status="conditional", relation="zero-out", unit="user", reason="anything")
     (run / "result.json").write_text(json.dumps(result | {"guarantee": "proven: anything"}))
-    assert launch.resume(run)["guarantee"] == result["guarantee"]
+    assert launch.resume(run)["guarantee"] == ledger_report(run)["guarantee"] == result["guarantee"]
     (run / "result.json").write_text(json.dumps(result | {"guarantee_status": "conditional"}))
     with pytest.raises(LedgerError, match="says guarantee_status = conditional"):
         launch.resume(run)
     (run / "result.json").write_text(json.dumps(result))
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(LedgerError, match="no checkpoint"):
+    assert ledger_report(run)["guarantee"] == result["guarantee"]
+
+
+def test_words_in_the_ledger_are_chained(own, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(own, run)
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as db, db:
+        db.execute("UPDATE charges SET guarantee = replace(guarantee, 'bounded', 'anything')")
+    with pytest.raises(LedgerError, match="row 1"):
+        ledger_report(run)
+
+
+@dataclass(frozen=True)
+class LastProven(Mechanism):
+    """Its last round alone is called proven."""
+
+    def plan(self, layers, facts, transcript):
+        last = transcript.rounds == facts.rounds - 1
+        clip, sigma = np.full((2, len(layers)), (1 / len(layers) ** 0.5, facts.noise_multiplier)).T
+        words = Guarantee("proven" if last else "conditional", "an example")
+        return ReleasePlan(layers, clip, sigma, facts, words)
+
+
+def test_a_run_guarantees_what_its_weakest_round_does(tmp_path):
+    run = tmp_path / "run"
+    simulations.simulate(recipes.validate(tiny_values()), mechanism=LastProven("last-proven"), run_dir=run)
+    assert json.loads((run / "result.json").read_text())["guarantee_status"] == "conditional"
+    assert ledger_report(run)["guarantee"].startswith("conditional")
+
+
+def test_a_noise_multiplier_is_that_of_the_ledger(edited, finished):
+    """A second epsilon, towards readers, follows from it."""
+    run = edited(noise_multiplier=50.0)
+    edit_plans(run, "facts", noise_multiplier=50.0)
+    with pytest.raises(LedgerError, match="noise multiplier of 50, by which round 1 would cost something else"):
         launch.resume(run)
+
+
+def test_words_are_not_taken_from_a_checkpoint_if_the_layers_are_not_known(edited, finished):
+    run = edited()
+    edit_plans(run, "guarantee", reason="anything")
+    provenance = json.loads((run / "provenance.json").read_text())
+    (run / "provenance.json").write_text(json.dumps({k: v for k, v in provenance.items() if k != "layers"}))
+    with pytest.raises(LedgerError, match=r"provenance.json does not name the layers"):
+        ledger_report(run)
 
 
 def test_a_summary_without_a_ledger_is_not_read(edited):

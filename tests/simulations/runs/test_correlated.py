@@ -9,6 +9,8 @@ import warnings
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from fedlgm.errors import RunError
 from simulations import launch
@@ -202,13 +204,21 @@ def test_figures_of_a_round_are_those_of_its_own_noise(correlated, tmp_path):
     assert rows[-1]["noise_norm"] > 1.1 * rows[0]["noise_norm"]
 
 
+@pytest.mark.parametrize("edited", [False, True])
 @pytest.mark.parametrize("noise", ["banded", "independent"])
-def test_the_keys_of_another_run_are_refused(correlated, tmp_path, noise):
-    """By other keys clients would be in other groups, and take part sooner than the run's cost allows."""
+def test_the_keys_of_another_run_are_refused(correlated, tmp_path, noise, edited):
+    """By other keys clients would be in other groups, and take part sooner than the run's cost allows.
+
+    A checkpoint whose name of the keys was removed let them pass.
+    """
     recipe = correlated(noise, seed=None)
     one, other = (interrupted(recipe, tmp_path / name, 5) for name in ("one", "other"))
     before = charges(one)
     shutil.copy(other.path / "private" / "keys", one.path / "private" / "keys")
+    for file in one.checkpoints.files() if edited else ():
+        with safe_open(file, framework="pt") as stored:
+            meta = dict(stored.metadata())
+        save_file(load_file(file), file, metadata={key: text for key, text in meta.items() if key != "keys"})
     with pytest.raises(RunError, match="not that of the rounds before the last checkpoint"):
         launch.resume(one.path)
     assert charges(one) == before

@@ -10,6 +10,8 @@ import warnings
 from contextlib import closing
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.privacy import Ledger
@@ -322,3 +324,30 @@ def test_rounds_that_metrics_show_are_on_the_ledger(tiny, tmp_path, lost):
     with pytest.raises(LedgerError, match=r"has released rounds but no|no charge for round 2"):
         launch.resume(run)
     assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def _without(*names):
+    return lambda meta, tensors: (meta, {n: t for n, t in tensors.items() if not n.startswith(names)})
+
+
+EDITS = {
+    "made after 1 rounds": lambda meta, tensors: (meta | {"rounds": "1"}, tensors),
+    "made after -1 rounds": lambda meta, tensors: (meta | {"rounds": "-1"}, tensors),
+    "no plan or no released mean": lambda meta, tensors: (meta | {"plan": ""}, tensors),
+    "not a release plan": lambda meta, tensors: (meta | {"plan": "{"}, tensors),
+    "it has no model": _without("models."),
+    r"\d rounds leave 3 models, not 2": _without("models.2"),
+    "its models differ in size": lambda meta, tensors: (meta, tensors | {"models.0": tensors["models.0"][:5]}),
+    "no plan or no released mean.*": _without("mean"),
+}
+
+
+@pytest.mark.parametrize("problem", EDITS)
+def test_an_edited_checkpoint_is_refused(cut, problem):
+    """Earlier versions went on from it, or stopped with a traceback."""
+    newest = RunFolder(cut).checkpoints.files()[-1]
+    with safe_open(newest, framework="pt") as stored:
+        meta, tensors = EDITS[problem](dict(stored.metadata()), load_file(newest))
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, newest, metadata=meta)
+    with pytest.raises(RunError, match=f"{newest.name} is damaged or was edited: .*{problem}"):
+        launch.resume(cut)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from base64 import b64encode
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +18,9 @@ from fedlgm import node_protocol as protocol
 from fedlgm import wire
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.node_protocol import HEADER
+from fedlgm.secagg.cohort import Advert
 from fedlgm.secagg.steps import STEPS
+from strategies.node import secure_grid
 from strategies.node.budgets import Need
 from strategies.node.questions import NodeQuestions
 from tests.support.node_grids import QUICK
@@ -107,6 +112,131 @@ def test_a_round_that_one_node_has_not_prepared_starts_from_its_first_step(feder
     assert steps_of(federation)[0] == of_round(1) + of_round(2)
     assert federation.reports[1].answered == [f"n{client}" for client in range(NODES)]
     assert charges(federation) == [2] * NODES
+
+
+@pytest.mark.parametrize(
+    "kept", [pytest.param("nothing", marks=pytest.mark.slow), "an older store", "eight newer rounds"]
+)
+def test_what_was_prepared_and_lost_since_is_exchanged_anew_and_charges_nobody_twice(federation, monkeypatch, kept):
+    """Two of five nodes, one more than a round can do without, lose their sessions between two rounds."""
+    exchange, older, lost = federation.served.exchange, {}, federation.folders[1:3]
+
+    def copying(path, header, body, **more):
+        ask = Ask.model_validate(protocol.parse_header(header.encode()))
+        if (ask.round, ask.ask) == (1, "unmask"):  # keys for round 2 are there, shares are not yet
+            older[path] = Path(federation.folders[ask.client].rounds_file).read_bytes()
+        return exchange(path, header, body, **more)
+
+    def lose(report):
+        federation.reports.append(report)
+        for folder in lost if report.round == 1 else ():
+            if kept == "eight newer rounds":
+                for number in range(1, 9):
+                    federation.nonce = f"{number:032x}"
+                    federation.ask(int(folder.path.name[1:]), "advertise", run="other")
+                continue
+            federation.served.stop(folder)
+            folder.rounds_file.unlink()
+            if kept == "an older store":
+                folder.rounds_file.write_bytes(older[str(folder.socket)])
+            federation.served.start(folder)
+
+    monkeypatch.setattr(protocol, "exchange", copying)
+    monkeypatch.setattr(secure_grid, "_RESTART_S", 0.0)
+    grid = federation.grid()
+    grid._on_round = lose
+    federation.run(2, grid)
+    assert [len(report.answered) for report in federation.reports] == [NODES] * 2
+    assert charges(federation) == [2] * NODES
+    shared_again = kept == "an older store"
+    anew = of_round(2, *SHORT) if shared_again else of_round(2)
+    assert steps_of(federation)[0] == of_round(1) + of_round(2, "share") + anew
+    told = [line for line in federation.lines if "not every node still holds" in line]
+    assert len(told) == (not shared_again)
+    assert all("client 1: refused (cohort): this node holds no keys" in line for line in told)
+
+
+def test_a_message_that_would_be_too_long_asks_nothing_ahead(federation, monkeypatch):
+    """Found out too late, it would void a round that has been charged."""
+    exchange, longest = federation.served.exchange, {}
+
+    def measuring(path, header, body, **more):
+        ask = Ask.model_validate(protocol.parse_header(header.encode()))
+        longest[bool(ask.ahead)] = max(longest.get(bool(ask.ahead), 0), len(header.encode()))
+        return exchange(path, header, body, **more)
+
+    monkeypatch.setattr(protocol, "exchange", measuring)
+    federation.run(2)
+    assert steps_of(federation)[0] == of_round(1) + of_round(2, *SHORT)
+    assert longest[True] > longest[False]
+    advert = Advert(2**31 - 1, "0" * 64, "0" * 64, "0" * 128).values()
+    assert len(json.dumps([advert, {advert["client"]: advert["signature"]}])) <= secure_grid._NODE_BYTES
+    monkeypatch.setattr(protocol, "HEADER_BYTES", longest[True] - 1)
+    federation.ledger.unlink()
+    federation.run(2)
+    assert steps_of(federation)[0] == of_round(1) + of_round(2)
+    assert charges(federation) == [4] * NODES
+
+
+@pytest.mark.parametrize("accusers", [[0, 1, 2, 4], pytest.param([0], marks=pytest.mark.slow)])
+def test_a_node_whose_shares_are_not_authentic_is_named_and_left_out_from_then_on(federation, monkeypatch, accusers):
+    """A round of five messages or three. One accuser is not enough, since one node may be on the server's side."""
+    for folder in federation.folders:
+        federation.served.stop(folder)
+        edit(folder, "min_cohort = 5", "min_cohort = 4")
+        federation.served.start(folder)
+    hostile = federation.served.services[str(federation.folders[3].socket)]._secure
+    honest = hostile.answer
+
+    def garbage(step, terms, given):
+        said = honest(step, terms, given)
+        if terms.round == 2 and step == "share":
+            said["sealed"] |= {str(client): b64encode(bytes(160)).decode() for client in accusers}
+        return said
+
+    monkeypatch.setattr(hostile, "answer", garbage)
+    federation.run(3)
+    void = len(accusers) > 1
+    assert [len(report.answered) for report in federation.reports] == [NODES, 0 if void else 4, 4 if void else NODES]
+    lost = federation.reports[1].lost
+    assert "client 3's shares for this node are not authentic" in lost["n0"]
+    assert ("n3" in lost) == void
+    if void:
+        assert lost["n3"] == federation.reports[2].lost["n3"]
+        assert any("round 2: n3 counts as zero: " in line for line in federation.lines)
+    assert charges(federation) == ([2] * NODES if void else [2, 3, 3, 3, 3])
+
+
+@pytest.mark.parametrize("step", [pytest.param("advertise", marks=pytest.mark.slow), "share", "agree"])
+def test_a_node_that_makes_its_answer_long_loses_its_own_place_alone(federation, monkeypatch, step):
+    """What the server hands on to other nodes has to fit into their messages, also after they have been charged."""
+    for folder in federation.folders:
+        federation.served.stop(folder)
+        edit(folder, "min_cohort = 5", "min_cohort = 4")
+        federation.served.start(folder)
+    hostile = federation.served.services[str(federation.folders[3].socket)]._secure
+    honest, longest = hostile.answer, []
+
+    def padded(asked, terms, given):
+        said = honest(asked, terms, given)
+        if asked == step == "share":
+            said["sealed"]["0"] += " " * 10_000  # as good in base 64 as without
+        elif asked == step:
+            said["signature"] += " " * 10_000  # as good in hexadecimal digits
+        return said
+
+    exchange = federation.served.exchange
+
+    def measuring(path, header, body, **more):
+        longest.append(len(header))
+        return exchange(path, header, body, **more)
+
+    monkeypatch.setattr(hostile, "answer", padded)
+    monkeypatch.setattr(protocol, "exchange", measuring)
+    federation.run()
+    in_sum = {"n3"} if step == "agree" else set()
+    assert set(federation.reports[0].answered) == {"n0", "n1", "n2", "n4"} | in_sum
+    assert max(longest) < 10_000
 
 
 def test_a_signer_that_does_not_sign_for_the_next_round_leaves_this_one_whole(federation):
