@@ -57,6 +57,11 @@ class Draft(NamedTuple):
         claim: JSON text of the claim.
         protects: see `Charge`.
         guarantee: JSON text of the guarantee; "" if not stated.
+
+    Example:
+        >>> from dp_accounting import GaussianDpEvent
+        >>> Draft.of(GaussianDpEvent(1.5), 1, {-1: "a"}, None, "client, add-remove", None).round
+        1
     """
 
     round: int
