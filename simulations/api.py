@@ -176,7 +176,7 @@ class RunResult(Figures):
         return [] if plan is None else layer_rows(plan)
 
     def __repr__(self) -> str:
-        headline = self.get("headline", "accuracy")
+        headline = self["headline"]
         figure = self.metrics.get(headline, float("nan"))
         kind = f"{self.guarantee.partition(':')[0]}{caveat_of(self['noise_reproducible'])}"
         spent = f"epsilon {self.epsilon:.3f}, {kind}"

@@ -78,6 +78,15 @@ def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = Fa
     return np.stack([first, ~first], axis=1).reshape(models, examples)
 
 
+def check_shapes(target: np.ndarray, shadows: np.ndarray, membership: np.ndarray) -> None:
+    """Raise ConfigError unless the arrays of an attack with shadow models fit each other."""
+    if shadows.shape != membership.shape or target.shape != shadows.shape[1:]:
+        raise ConfigError(
+            f"the attack takes a target [n] and shadows and membership [S, n], got {target.shape}, {shadows.shape} and "
+            f"{membership.shape}"
+        )
+
+
 def likelihood_ratios(
     target: np.ndarray,
     shadows: np.ndarray,
@@ -107,11 +116,7 @@ def likelihood_ratios(
         >>> float(likelihood_ratios(np.array([2.0]), shadows, membership)[0])  # as near to 4 as to 0
         0.0
     """
-    if shadows.shape != membership.shape or target.shape != shadows.shape[1:]:
-        raise ConfigError(
-            f"LiRA takes a target [n] and shadows and membership [S, n], got {target.shape}, {shadows.shape} and "
-            f"{membership.shape}"
-        )
+    check_shapes(target, shadows, membership)
     shared = len(shadows) < _FEW if shared_variance is None else shared_variance
     out_mean, out_std = _normal(shadows, ~membership, shared, "without")
     if not online:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedlgm.attacks.lira import check_shapes
 from fedlgm.errors import ConfigError
 
 GAMMA = 2.0
@@ -40,11 +41,7 @@ def relative_ratios(
         >>> relative_ratios(np.array([3.0, -2.0, -2.0]), shadows, membership, online=False).round(2).tolist()
         [0.67, 0.0, 0.0]
     """
-    if shadows.shape != membership.shape or target.shape != shadows.shape[1:]:
-        raise ConfigError(
-            f"RMIA takes a target [n] and shadows and membership [S, n], got {target.shape}, {shadows.shape} and "
-            f"{membership.shape}"
-        )
+    check_shapes(target, shadows, membership)
     if not gamma >= 1:
         raise ConfigError(f"gamma must be at least 1, got {gamma}")
     sides = (membership, ~membership) if online else (~membership,)

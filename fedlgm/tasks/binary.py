@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedlgm.data.dataset import DataSet
 from fedlgm.errors import DataError
 from fedlgm.extension import is_bundled
-from fedlgm.tasks.base import Task
-from fedlgm.tasks.regression import real_targets, require_matching
+from fedlgm.tasks.regression import RealTargets
 
 
-class Binary(Task):
+class Binary(RealTargets):
     """Binary cross-entropy of one label [n] or of several [n, labels] that are present (1) or absent (0).
 
     Outputs are logits of the targets' shape (for targets [n] also [n, 1]). The loss of an example with several labels
@@ -35,7 +31,7 @@ class Binary(Task):
 
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
         """See `Task`."""
-        real = real_targets(y, part, self.name)
+        real = super().targets(y, part)
         if not np.isin(real, (0, 1)).all():
             wrong = real[~np.isin(real, (0, 1))].flat[0]
             raise DataError(
@@ -43,14 +39,6 @@ class Binary(Task):
                 "several use the task 'classification'"
             )
         return real
-
-    def outputs(self, data: DataSet) -> int:
-        """See `Task`."""
-        return math.prod(data.train_y.shape[1:])
-
-    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """See `Task`."""
-        require_matching(self._no_fit(outputs, targets), outputs, targets)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """See `Task`."""
@@ -69,10 +57,6 @@ class Binary(Task):
         if targets.ndim > 1 or not is_bundled(self):
             return super().summed_gradient(outputs, targets)
         return torch.sigmoid(outputs) - targets.view(outputs.shape)
-
-    def count(self, targets: Tensor) -> int:
-        """See `Task`."""
-        return targets.numel()
 
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
         """See `Task`; F1 is 0 if no label is present and none is predicted."""

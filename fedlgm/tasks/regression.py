@@ -21,7 +21,32 @@ _LOSSES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-class Regression(Task):
+class RealTargets(Task):
+    """A task with one output for each number of the targets [n, ...]."""
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        """See `Task`: finite targets as float32."""
+        if not (np.issubdtype(y.dtype, np.number) or y.dtype == np.bool_) or np.issubdtype(y.dtype, np.complexfloating):
+            raise DataError(f"task {self.name!r} needs numbers as targets, the {part} targets are {y.dtype}")
+        require_finite(y, part)
+        return y.astype(np.float32, copy=False)
+
+    def outputs(self, data: DataSet) -> int:
+        """See `Task`."""
+        return math.prod(data.train_y.shape[1:])
+
+    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
+        """See `Task`: outputs have the targets' shape, or [n, 1] for targets [n]."""
+        if outputs.shape != targets.shape and not (targets.ndim == 1 and outputs.shape == (len(targets), 1)):
+            expected = [len(targets), *targets.shape[1:]] if targets.ndim > 1 else [len(targets), 1]
+            raise ConfigError(f"{self._no_fit(outputs, targets)}: outputs must have shape {tuple(expected)}")
+
+    def count(self, targets: Tensor) -> int:
+        """See `Task`."""
+        return targets.numel()
+
+
+class Regression(RealTargets):
     """Squared, absolute or Huber loss of real-valued outputs; root mean squared and mean absolute error.
 
     Targets are float32 [n] or [n, ...]; outputs have their shape (for targets [n] also [n, 1]). The loss of an example
@@ -44,43 +69,12 @@ class Regression(Task):
         losses = _LOSSES[self._loss](outputs.reshape(targets.shape), targets, reduction="none")
         return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
 
-    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """See `Task`."""
-        return real_targets(y, part, self.name)
-
-    def outputs(self, data: DataSet) -> int:
-        """See `Task`."""
-        return math.prod(data.train_y.shape[1:])
-
-    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """See `Task`."""
-        require_matching(self._no_fit(outputs, targets), outputs, targets)
-
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """See `Task`."""
         errors = (outputs.reshape(targets.shape) - targets).double()
         losses = self.losses(outputs, targets).double() * (targets.numel() / max(len(targets), 1))
         return {"loss": losses.sum(), "squares": errors.square().sum(), "mae": errors.abs().sum()}
 
-    def count(self, targets: Tensor) -> int:
-        """See `Task`."""
-        return targets.numel()
-
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
         """See `Task`."""
         return {"loss": means["loss"], "rmse": math.sqrt(means["squares"]), "mae": means["mae"]}
-
-
-def real_targets(y: np.ndarray, part: str, task: str) -> np.ndarray:
-    """Finite targets as float32; see `Task.targets`."""
-    if not (np.issubdtype(y.dtype, np.number) or y.dtype == np.bool_) or np.issubdtype(y.dtype, np.complexfloating):
-        raise DataError(f"task {task!r} needs numbers as targets, the {part} targets are {y.dtype}")
-    require_finite(y, part)
-    return y.astype(np.float32, copy=False)
-
-
-def require_matching(problem: str, outputs: Tensor, targets: Tensor) -> None:
-    """Raise ConfigError unless outputs have the targets' shape, or [n, 1] for targets [n]."""
-    if outputs.shape != targets.shape and not (targets.ndim == 1 and outputs.shape == (len(targets), 1)):
-        expected = [len(targets), *targets.shape[1:]] if targets.ndim > 1 else [len(targets), 1]
-        raise ConfigError(f"{problem}: outputs must have shape {tuple(expected)}")

@@ -190,7 +190,6 @@ def attack(
     epsilons: Sequence[float] = (),
     published: bool = False,
     per_layer: bool = False,
-    labels_known: bool = False,
     settings: InversionSettings | None = None,
     progress: OnProgress | None = None,
 ) -> list[Finding]:
@@ -203,7 +202,6 @@ def attack(
         epsilons: budgets of the mechanism; see `protections`.
         published: see `protections`.
         per_layer: also invert each layer of each victim's protected updates alone.
-        labels_known: whether the attacker knows the labels.
         settings: the attacker's effort.
         progress: called with (steps done, total, description).
     """
@@ -229,7 +227,7 @@ def attack(
                 progress(number * _STEPS + done * _STEPS // total, len(seen) * _STEPS, label)
 
         # The last bias tells the labels; an attacker that sees one layer only is given them.
-        known = victim.y.sort().values.tolist() if labels_known or layer is not None else None
+        known = victim.y.sort().values.tolist() if layer is not None else None
         found = invert(
             module, observation, assembly.recipe.training.local, images=len(victim.y), shape=shape, labels=known,
             settings=settings, progress=on_step,

@@ -121,7 +121,8 @@ def measure(
         progress: called with (runs done, total, description).
 
     Returns:
-        One row per job: its folder, what the attacks found, and in "gan" the reconstructions by class.
+        One row per job: its folder, its audited epsilon, what the attacks found, and in "gan" the reconstructed
+        classes.
     """
     attacks = attacks or Attacks()
     rows: list[Row] = []
@@ -134,6 +135,7 @@ def measure(
                 progress(index, len(jobs), f"{job.folder}: {what}")
 
         row: Row = {"folder": str(out / job.folder), "gan": {}}
+        row |= excerpt(("audited_epsilon",), RunFolder(out / job.folder).audited())
         if "membership" in attacks.names:
             tell("membership")
             row |= kept.get("membership", None, partial(_membership, target))

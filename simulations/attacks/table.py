@@ -35,7 +35,7 @@ def cells(summary: Row, attacked: Sequence[Row]) -> list[Row]:
     for cell in summary["cells"]:
         runs = [run for run in summary["runs"] if all(run[key] == cell[key] for key in CELL)]
         own = [found[run["folder"]] for run in runs]
-        audited = [run["audited_epsilon"] for run in runs if run.get("audited_epsilon") is not None]
+        audited = [row["audited_epsilon"] for row in own if "audited_epsilon" in row]
         classes = {label: [row["gan"][label] for row in own] for label in own[0]["gan"]}
         made.append(
             cell

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, Message, Metadata, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from fedlgm import wire
 from fedlgm.errors import Notice
-
-_TTL = 12 * 3600.0
-_SERVER_NODE = 1
+from strategies.messages import NumberingGrid
 
 
 class Served:
@@ -38,15 +33,15 @@ class Served:
         return reply, [w.message for w in caught if isinstance(w.message, Notice)]
 
 
-class WorkerGrid(Grid):
+class WorkerGrid(NumberingGrid):
     """Delivers messages to workers and yields their replies in the order of the messages, as they become ready.
 
     Replies come from a generator, so a strategy that consumes them one by one never holds a whole round.
     """
 
     def __init__(self, workers: int) -> None:
+        super().__init__()
         self._node_ids = list(range(2, workers + 2))
-        self._numbers = itertools.count(1)
         self._replies: dict[str, Message] = {}
         self._said: set[str] = set()
 
@@ -67,23 +62,6 @@ class WorkerGrid(Grid):
     def run(self) -> Any:
         """There is no SuperLink run."""
         return None
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """A message of this grid."""
-        metadata = Metadata(
-            run_id=1,
-            message_id=str(next(self._numbers)),
-            src_node_id=_SERVER_NODE,
-            dst_node_id=dst_node_id,
-            reply_to_message_id="",
-            group_id=group_id,
-            created_at=time.time(),
-            ttl=ttl or _TTL,
-            message_type=message_type,
-        )
-        return Message(content=content, metadata=metadata)  # type: ignore[call-overload]
 
     def get_node_ids(self) -> list[int]:
         """One node per worker."""

@@ -10,9 +10,8 @@ _SHARES = ("accuracy", "f1")
 
 
 def headline(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Name and value of the headline of a summary or of an evaluated round; runs of earlier versions have accuracy."""
-    name = str(row.get("headline", "accuracy"))
-    return name, float(row["metrics"][name] if "metrics" in row else row[name])
+    """Name and value of the headline of a summary or of an evaluated round."""
+    return row["headline"], float(row["metrics"][row["headline"]])
 
 
 def is_share(name: str) -> bool:

@@ -91,9 +91,9 @@ def layer_table(layers: Sequence[Mapping[str, Any]], caption: str = "Layers", *,
     released = [row for row in layers if row["released"]]
     if len(layers) > 1 and released:
         total = math.sqrt(sum(float(row["noise_norm"]) ** 2 for row in released))
-        count = sum(row["size"] or 0 for row in layers)
+        count = sum(row["size"] for row in layers)
         share = sum(float(row["share"]) for row in released)
-        rows.append(["all", f"{count:,}" if count else "?", "", "", f"{share:.4f}", "", number(total)])
+        rows.append(["all", f"{count:,}", "", "", f"{share:.4f}", "", number(total)])
     return table(head, rows, caption)
 
 
@@ -110,10 +110,10 @@ def curves(rows: Sequence[Mapping[str, Any]], status: str, *, dark: bool = True)
         return []
     rounds = [row["round"] for row in seen]
     first = headline(seen[-1])[0]
-    names = [first, *sorted(set(_metrics(seen[-1])) - {first})]
+    names = [first, *sorted(set(seen[-1]["metrics"]) - {first})]
     pictures = []
     for name in names:
-        values = [_metrics(row).get(name, math.nan) for row in seen]
+        values = [row["metrics"].get(name, math.nan) for row in seen]
         shares = shown(name, 0.5).endswith("%")
         pictures.append(over_rounds(f"Test {name}", rounds, {name: values}, percent=shares, dark=dark))
     spent = {
@@ -124,19 +124,13 @@ def curves(rows: Sequence[Mapping[str, Any]], status: str, *, dark: bool = True)
     return pictures
 
 
-def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    """All metrics of an evaluated row; runs of earlier versions have loss and accuracy beside the rest."""
-    return {name: row[name] for name in ("loss", "accuracy") if name in row} | dict(row.get("metrics") or {})
-
-
-def layer_rows(row: Mapping[str, Any], layers: Mapping[str, int] | Sequence[tuple[str, int | None]]) -> list[LayerRow]:
+def layer_rows(row: Mapping[str, Any], layers: Mapping[str, int]) -> list[LayerRow]:
     """A round's layers from its public row, in the form of `simulations.reports.planning.layer_rows`.
 
     Args:
         row: see `simulations.runs.rows.RoundRow`.
-        layers: names and sizes in order; a size may be None.
+        layers: sizes by name, in order.
     """
-    pairs = list(layers.items()) if isinstance(layers, Mapping) else list(layers)
     each = np.asarray(row["layer_noise"], dtype=float)
     # Every layer's noise on the mean is that of one party times the same factor.
     factor = row["noise_norm"] / float(np.linalg.norm(each)) if each.any() else 0.0
@@ -145,5 +139,5 @@ def layer_rows(row: Mapping[str, Any], layers: Mapping[str, int] | Sequence[tupl
             "layer": name, "size": size, "clip": row["clip"][j], "sigma": row["sigma"][j], "share": row["share"][j],
             "snr": row["snr"][j], "noise_norm": factor * float(each[j]), "released": row["sigma"][j] is not None,
         }
-        for j, (name, size) in enumerate(pairs)
+        for j, (name, size) in enumerate(layers.items())
     ]  # fmt: skip

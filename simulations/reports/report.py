@@ -103,21 +103,13 @@ def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
     return _section("Over the rounds", unbounded, page.gallery(pictures))
 
 
-def layers_of(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int | None]]:
-    """Names and sizes of a run's layers; runs of earlier versions did not store them: in those, layers have numbers."""
-    stored = folder.provenance.read().get("layers")
-    if isinstance(stored, dict):
-        return [(str(name), int(size)) for name, size in stored.items()]
-    return [(f"layer {j + 1}", None) for j in range(len(rows[-1]["clip"]) if rows else 0)]
-
-
 def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
     from simulations.reports.pictures import layer_columns, per_layer
 
-    layers = layers_of(folder, rows)
+    layers = folder.provenance.read()["layers"]
     if not rows or len(rows[-1]["clip"]) != len(layers):
         return ""
-    names, correlated = [name for name, _ in layers], folder.recipe().privacy.noise != "independent"
+    names, correlated = list(layers), folder.recipe().privacy.noise != "independent"
     wanted = (
         ("Bound s_j", "clip", True),
         (f"Noise scale sigma_j{OF_Z if correlated else ''}", "sigma", True),
@@ -146,18 +138,17 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
     from simulations.config.facts import facts_of
     from simulations.reports.pictures import heat_map, layer_columns, over_rounds
 
-    recipe, layers = folder.recipe(), layers_of(folder, rows)
-    if len(rows) != recipe.federation.rounds or any(size is None for _, size in layers):
+    recipe, layers = folder.recipe(), folder.provenance.read()["layers"]
+    if len(rows) != recipe.federation.rounds:
         return ""
     if recipe.sampling.separation is None:
         return ""
     sigma = stored_sigma(rows)
     facts = facts_of(recipe).with_multiplier(multiplier)
-    found = noise_over_rounds(facts, sigma, np.array([size for _, size in layers]), recipe.workload)
+    found = noise_over_rounds(facts, sigma, np.array(list(layers.values())), recipe.workload)
     if found is None:
         return ""
     rounds, values = layer_columns(rows, "layer_noise", len(layers))
-    names = [name for name, _ in layers]
     series = {name: list(values) for name, values in found.series().items()}
     told = "; ".join(f"{name} {number(value)}" for name, value in found.means().items())
     note = (
@@ -166,7 +157,7 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
         f"noise, the server's learning rate aside: {escape(told)}, at the same epsilon.</p>"
     )
     pictures = [
-        heat_map("Noise norm of one round's mean", names, rounds, values / facts.sampling.expected, log=True),
+        heat_map("Noise norm of one round's mean", list(layers), rounds, values / facts.sampling.expected, log=True),
         over_rounds("Noise norm of the model", range(1, found.rounds + 1), series),
     ]
     return _section("Noise over the rounds", note, page.gallery(pictures))

@@ -63,8 +63,7 @@ def summary(result: RunSummary) -> Group:
         rows.add_row("epsilon audited", _audited(result))
     rows.add_row("guarantee", escape(result["guarantee"]))
     rows.add_row("noise multiplier", f"{result['noise_multiplier']:.4f}")
-    if "noise_backend" in result:  # runs of earlier versions have none
-        rows.add_row("noise drawn by", f"{result['noise_backend']}; trained on {result['device']}")
+    rows.add_row("noise drawn by", f"{result['noise_backend']}; trained on {result['device']}")
     rows.add_row("model sha256", result["model_sha256"])
     if result.get("ledger_head"):
         rows.add_row("ledger head", result["ledger_head"])
@@ -123,7 +122,7 @@ def application(result: Mapping[str, Any]) -> Panel:
 
 def layer_cells(row: Mapping[str, Any]) -> list[str]:
     """Cells of a layer in a table of a plan."""
-    cells = [str(row["layer"]), f"{row['size']:,}" if row["size"] else "?", f"{row['clip']:.5g}"]
+    cells = [str(row["layer"]), f"{row['size']:,}", f"{row['clip']:.5g}"]
     if not row["released"]:
         return [*cells, "not released", "-", "-", "-"]
     return [*cells, f"{row['sigma']:.5g}", f"{row['share']:.4f}", f"{row['snr']:.3e}", number(row["noise_norm"])]

@@ -81,11 +81,11 @@ class RunSummary(Figures, total=False):
 class LayerRow(TypedDict):
     """One layer of a release: coordinates, bound s_j, noise scale, budget share, SNR, noise on the mean.
 
-    Rows of earlier versions have no size, and a layer that is not released has no noise scale in the file.
+    A layer that is not released has no noise scale in the file.
     """
 
     layer: str
-    size: int | None
+    size: int
     clip: float
     sigma: float | None
     share: float

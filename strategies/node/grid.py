@@ -12,14 +12,13 @@ a void round would waste budget.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, Metadata, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedlgm import node_protocol as protocol
@@ -27,6 +26,7 @@ from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import Question
 from fedlgm.noised_by import NUMBERS
+from strategies.messages import NumberingGrid
 from strategies.node.answers import AnswerCheck
 from strategies.node.budgets import Need, carried, require
 from strategies.node.enrolment import Enrolment
@@ -36,9 +36,7 @@ from strategies.node.questions import NodeQuestions
 from strategies.node.round import Asked, Patience, RoundReport
 from strategies.nodes import OneNodePerClient
 
-_TTL = 12 * 3600.0
 _LOST = 1  # code of an error reply; Flower's own say nothing that fits
-_SERVER_NODE = 1
 FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 
 
@@ -51,7 +49,7 @@ class EnrolledNodes(OneNodePerClient):
         return True
 
 
-class NodeGrid(Grid):
+class NodeGrid(NumberingGrid):
     """Grid over the enrolled nodes of a deployment; see the module's note.
 
     Args:
@@ -75,13 +73,13 @@ class NodeGrid(Grid):
         say: Callable[[str], None] = print,
         on_round: Callable[[RoundReport], None] | None = None,
     ) -> None:
+        super().__init__()
         self._runtime, self._enrolment, self._questions, self.answers = runtime, enrolment, questions, answers
         self._say, self._on_round = say, on_round
         self._link = NodeLink(runtime, enrolment, say)
         patience = patience or Patience()
         self._quorum = patience.quorum
         self.polling = Polling(self._link, enrolment, patience, say)
-        self._numbers = itertools.count(1)
         self._ready: dict[str, Message] = {}
 
     def set_run(self, run: Any) -> None:
@@ -92,17 +90,6 @@ class NodeGrid(Grid):
     def run(self) -> Any:
         """The SuperLink's run."""
         return self._runtime.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """A message of this grid."""
-        metadata = Metadata(
-            run_id=1, message_id=str(next(self._numbers)), src_node_id=_SERVER_NODE, dst_node_id=dst_node_id,
-            reply_to_message_id="", group_id=group_id, created_at=time.time(), ttl=ttl or _TTL,
-            message_type=message_type,
-        )  # fmt: skip
-        return Message(content=content, metadata=metadata)  # type: ignore[call-overload]
 
     def get_node_ids(self) -> list[int]:
         """One node per enrolled client, connected or not."""

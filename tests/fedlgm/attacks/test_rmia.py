@@ -52,7 +52,7 @@ def test_bad_input():
         relative_ratios(scores[0], scores, membership, gamma=0.5)
     with pytest.raises(ConfigError, match="no shadow model"):
         relative_ratios(scores[0], scores[:1], membership[:1])
-    with pytest.raises(ConfigError, match="RMIA takes"):
+    with pytest.raises(ConfigError, match="the attack takes"):
         relative_ratios(scores[0], scores, membership[:2])
 
 
