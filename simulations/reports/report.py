@@ -106,7 +106,7 @@ def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
 def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
     from simulations.reports.pictures import layer_columns, per_layer
 
-    layers = folder.provenance.read()["layers"]
+    layers = folder.provenance.layers()
     if not rows or len(rows[-1]["clip"]) != len(layers):
         return ""
     names, correlated = list(layers), folder.recipe().privacy.noise != "independent"
@@ -138,7 +138,7 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
     from simulations.config.facts import facts_of
     from simulations.reports.pictures import heat_map, layer_columns, over_rounds
 
-    recipe, layers = folder.recipe(), folder.provenance.read()["layers"]
+    recipe, layers = folder.recipe(), folder.provenance.layers()
     if len(rows) != recipe.federation.rounds:
         return ""
     if recipe.sampling.separation is None:

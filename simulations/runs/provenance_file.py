@@ -37,6 +37,17 @@ class ProvenanceFile:
         except (ValueError, TypeError) as error:
             raise RunError(f"{self._path} is damaged: restore it from a backup ({error})") from error
 
+    def layers(self) -> dict[str, int]:
+        """Sizes of the run's layers by name.
+
+        Raises:
+            RunError: the run has stored none.
+        """
+        found = self.read().get("layers")
+        if found is None:
+            raise RunError(f"{self._run} is a run of a version that stored no layers: show it with that version")
+        return found
+
     def settle(self, provenance: Provenance) -> None:
         """Write the run's provenance, or check that the run is continued with the same clients and objects.
 

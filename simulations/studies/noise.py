@@ -26,6 +26,6 @@ def model_noise(folder: RunFolder, rows: Sequence[RoundRow]) -> np.ndarray:
     if recipe.noise is None:
         scales = np.array([[row["noise_scale"]] for row in rows])
         return noise_so_far(scales, correlation.get("identity", len(rows)), recipe.workload)
-    sizes = np.array(list(folder.provenance.read()["layers"].values()))
+    sizes = np.array(list(folder.provenance.layers().values()))
     layers = layer_norms(stored_sigma(rows), sizes, recipe.sampling)
     return noise_so_far(layers, recipe.noise.leading(len(rows)), recipe.workload)
