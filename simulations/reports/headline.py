@@ -6,11 +6,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from fedlgm.errors import RunError
+
 _SHARES = ("accuracy", "f1")
 
 
 def headline(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Name and value of the headline of a summary or of an evaluated round."""
+    """Name and value of the headline of a summary or of an evaluated round.
+
+    Raises:
+        RunError: a row of an earlier version of fedlgm, which names no headline.
+    """
+    if "headline" not in row:
+        raise RunError("the run's figures name no headline metric: show this run with the version that made it")
     return row["headline"], float(row["metrics"][row["headline"]])
 
 
