@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -46,3 +47,24 @@ def facts(rows: Iterable[Cells], title: str | None = None) -> Table:
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def listed(console: Console, rows: Sequence[tuple[str, str]]) -> None:
+    """Print names with a sentence each: aligned on a terminal; one line per name in a file, for `grep`.
+
+    Example:
+        >>> listed(Console(width=40, force_terminal=False), [("one", "first"), ("three", "third")])
+        one    first
+        three  third
+    """
+    widest = max(len(name) for name, _ in rows)
+    if not console.is_terminal:
+        for name, text in rows:
+            console.print(f"{name:<{widest}}  {text}", markup=False, highlight=False, soft_wrap=True)
+        return
+    made = Table.grid(padding=(0, 2))
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, text in rows:
+        made.add_row(escape(name), escape(text))
+    console.print(made)

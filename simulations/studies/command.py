@@ -187,11 +187,9 @@ def _list(as_json: bool) -> None:
         described = {name: {"paper": one.paper, "title": one.title, "data": one.data} for name, one in found.items()}
         print_json(described | {name: one.model_dump() for name, one in others.items()})
         return
-    from simulations.tables import table
+    from simulations.tables import listed
 
-    columns = ("study", "paper", "what it compares", "data needed")
-    rows = [(name, study.paper, study.title, study.data or "-") for name, study in found.items()]
-    console.print(table("Bundled studies", columns, rows, left=columns))
-    columns = ("name", "paper", "what it shows", "how")
-    rows = [(name, other.paper, other.title, str(other)) for name, other in others.items()]
-    console.print(table("Tables and figures that are no grids of runs", columns, rows, left=columns))
+    console.print("Bundled studies; what each needs: --json, or docs/results/studies.md", markup=False)
+    listed(console, [(name, study.title) for name, study in found.items()])
+    console.print("\nTables and figures that are no grids of runs", markup=False)
+    listed(console, [(name, f"{other.title}; {other}") for name, other in others.items()])

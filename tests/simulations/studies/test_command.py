@@ -83,6 +83,10 @@ def test_bundled_studies_are_listed_and_can_be_planned(run) -> None:
     status, out, _ = run("study", "--list", "--json")
     assert status == 0
     assert set(json.loads(out)) == {*files.names(), *files.elsewhere()}
+    _, text, _ = run("study", "--list")
+    lines = text.splitlines()
+    assert all(sum(line.split()[:1] == [name] for line in lines) == 1 for name in json.loads(out))
+    assert len(lines) == len(json.loads(out)) + 3  # two headings and a blank line
     assert all(bool(one.command) != bool(one.why) for one in files.elsewhere().values())
     for name in files.names():
         for quick in (False, True):
