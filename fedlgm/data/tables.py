@@ -226,4 +226,11 @@ def _column(values: Any, name: str, part: str, *, size: int | None, channels: in
             f"data: column {name!r} of {part!r} holds {kind}, not numbers: drop it, or convert "
             "it (pandas.get_dummies); text needs a tokenizer: data={'train': ..., 'tokenizer': tokenizer}"
         )
-    return array.astype(np.float64)
+    numbers = array.astype(np.float64)
+    lost = np.flatnonzero(~np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim))))
+    if len(lost):
+        raise DataError(
+            f"data: column {name!r} of {part!r} has no finite number in {len(lost)} of {len(numbers)} rows, first in "
+            f"row {lost[0]}, counted from 0: fill the gaps with a public figure, or leave the column out"
+        )
+    return numbers

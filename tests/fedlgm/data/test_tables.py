@@ -22,6 +22,7 @@ NUMBERS = pandas.DataFrame(
 TOKENS = datasets.Dataset.from_dict(
     {"input_ids": [[5, 6, 7], [8], [9, 4]], "label": [0, 1, 2], "who": ["x", "y", "x"], "text": ["a b c", "d", "e f"]}
 )
+GAPS = NUMBERS.drop(columns="site").assign(age=[1.0, float("nan"), *[1.0] * (len(NUMBERS) - 2)])
 
 
 class Tokenizer:
@@ -93,6 +94,10 @@ def test_a_frame_of_texts_is_tokenized():
         ({"train": NUMBERS, "test": NUMBERS, "target": "Out"}, r"no column 'Out'; its columns: 'site', 'age'"),
         ({"train": NUMBERS, "test": NUMBERS, "users": "Site", "target": "out"}, r"no column 'Site'"),
         ({"train": NUMBERS, "test": NUMBERS, "target": "out"}, "'site' of 'train' holds text, not numbers: drop it"),
+        (
+            {"train": GAPS, "test": GAPS, "target": "out"},
+            r"column 'age' of 'train' has no finite number in 1 of \d rows, first in row 1, counted from 0: fill",
+        ),
         ({"train": NUMBERS, "test": NUMBERS, "text": "site"}, r"'text'.*and 'tokenizer'.*given together"),
         ({"train": TOKENS, "test": TOKENS.remove_columns("input_ids")}, r"'test' has no column 'input_ids'"),
         ({"train": NUMBERS, "test": NUMBERS.drop(columns="age"), "users": "site", "target": "out"}, r"no column 'age'"),
