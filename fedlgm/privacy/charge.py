@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from fedlgm import privacy
 from fedlgm.errors import ConfigError, LedgerError, check_count
-from fedlgm.privacy.events import decode, encode
 from fedlgm.privacy.guarantee import Claim, Guarantee, Relation, Unit
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Draft(NamedTuple):
         names = {client: str(key) for client, key in whole.items()}
         number = check_count("the round of a charge", round, least=0)
         words = "" if guarantee is None else json.dumps(guarantee.to_dict())
-        return cls(number, names, json.dumps(encode(event)), _claim(claim or {}), str(protects), words)
+        return cls(number, names, json.dumps(privacy.events.encode(event)), _claim(claim or {}), str(protects), words)
 
 
 def _claim(claim: Any) -> str:
@@ -107,7 +107,7 @@ def _claim(claim: Any) -> str:
         case {"epsilon": float() | int() as epsilon} if len(claim) == 1 and epsilon >= 0 and epsilon is not True:
             return json.dumps(claim)
         case {"event": dict() as event} if len(claim) == 1:
-            decode(event)
+            privacy.events.decode(event)
             return json.dumps(claim)
         case {} if not claim:
             return "{}"
