@@ -40,6 +40,7 @@ ELSEWHERE = {
     "000-table-3-fashion-mnist": "[FashionMNIST](fashion-mnist.md), with searched rates",
     "003-table-4": "[i.n.i.d. noise](inid.md), other settings",
     "004-table-2": "[LaDP](ladp.md), other settings",
+    "ladp-one-budget": "[LaDP](ladp.md)",
     "002-figure-2": "[LM-DP-SGD](lm-dp-sgd.md)",
     "002-figure-4": "[LM-DP-SGD](lm-dp-sgd.md)",
     "002-figure-5-bias": "[LM-DP-SGD](lm-dp-sgd.md): 1 reproduced, 2 not decided",
