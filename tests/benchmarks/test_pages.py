@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import json
 import re
 import sys
 from importlib import import_module
 from pathlib import Path
 
-import numpy as np
 import pytest
-from scipy import stats
 
-from benchmarks import pages
+from benchmarks import example_level, ladp_overhead, lm_dp_sgd_page, pages
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGES = sorted(RESULTS.rglob("*.md"))
@@ -52,23 +50,45 @@ def test_p_values_in_the_text_stand_in_a_table():
     assert seen > 20
 
 
-def test_differences_without_kept_runs_follow_from_the_means_of_their_table():
-    """Welch's t test of three seeds each."""
-    table = [row for row in rows((RESULTS / "ladp.md").read_text(encoding="utf-8")) if "p" in row]
-    figures = {row["method"]: [float(part) for part in row["accuracy (%)"].split(" ± ")] for row in table}
-    mean, deviation = figures["LaDP-FL (sound)"]
-    tested = [row for row in table if row["p"] != "-"]
-    assert len(tested) >= 6
-    for row in tested:
-        own = figures[row["method"]]
-        found = stats.ttest_ind_from_stats(*own, 3, mean, deviation, 3, equal_var=False)
-        errors = np.array([own[1], deviation]) ** 2 / 3
-        half = math.sqrt(errors.sum()) * stats.t.ppf(0.975, errors.sum() ** 2 / (errors**2 / 2).sum())
-        change, *interval = (float(text) for text in re.findall(r"[+-]?[0-9.]+", row["change (points), 95 % interval"]))
-        assert (change, *interval) == pytest.approx(
-            (own[0] - mean, own[0] - mean - half, own[0] - mean + half), abs=0.11
-        )
-        assert float(row["p"]) == pytest.approx(found.pvalue, abs=0.006)
+@pytest.mark.parametrize(
+    ("page", "kept", "tables"),
+    [
+        (
+            "lm-dp-sgd.md",
+            "lm-dp-sgd.json",
+            lambda found: [
+                table(found) for table in (lm_dp_sgd_page.accuracy, lm_dp_sgd_page.changes, lm_dp_sgd_page.risk)
+            ],
+        ),
+        (
+            "data/lm-dp-sgd.md",
+            "lm-dp-sgd.json",
+            lambda found: [
+                table(found)
+                for table in (
+                    lm_dp_sgd_page.search,
+                    lm_dp_sgd_page.membership,
+                    lm_dp_sgd_page.bias,
+                    lm_dp_sgd_page.steps,
+                )
+            ],
+        ),
+        (
+            "example-level.md",
+            "example-level.json",
+            lambda found: [
+                example_level.times(found, example_level.OURS),
+                example_level.times(found, example_level.OPACUS),
+                example_level.memory(found),
+                example_level.exact(found),
+            ],
+        ),
+        ("data/ladp.md", "ladp-overhead.json", lambda found: ladp_overhead.tables(found).values()),
+    ],
+)
+def test_tables_are_those_of_the_kept_file(page, kept, tables):
+    text = (RESULTS / page).read_text(encoding="utf-8")
+    assert all(table in text for table in tables(json.loads((RESULTS / kept).read_text(encoding="utf-8"))))
 
 
 @pytest.mark.slow
