@@ -127,7 +127,7 @@ def memory(results: Results) -> str:
 
 
 def exact(results: Results) -> str:
-    """What sums in float64 cost: medians of the ratios of the same turns."""
+    """Cost of sums in float64: medians of the ratios of the same turns."""
     found = [
         [
             NAMES[network],

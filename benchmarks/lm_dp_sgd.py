@@ -234,10 +234,15 @@ def searched(values: dict[str, Any], style: str) -> dict[float, list[float]]:
     return {rate: [values[f"search {style} {rate:g} {seed}"]["accuracy"] for seed in SEARCH_SEEDS] for rate in RATES}
 
 
+def curve(values: dict[str, Any], style: str) -> dict[float, float]:
+    """Mean accuracy of the search by rate."""
+    return {rate: statistics.fmean(found) for rate, found in searched(values, style).items()}
+
+
 def best_rate(values: dict[str, Any], style: str) -> float:
     """The rate with the highest mean accuracy over the seeds of the search."""
-    found = searched(values, style)
-    return max(found, key=lambda rate: statistics.fmean(found[rate]))
+    found = curve(values, style)
+    return max(found, key=lambda rate: found[rate])
 
 
 def measure_training(store: Values) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import lm_dp_sgd as bench
+from benchmarks.neighbouring_rates import three
 from benchmarks.pages import put, spread, table
 from simulations.studies.statistics import difference, holm
 
@@ -81,14 +82,14 @@ def accuracy(values: Values) -> str:
 def changes(values: Values) -> str:
     """Accuracy of each private method minus DP-SGD's: paired by seed at the best rates, and at their neighbours."""
     styles = [style for style in bench.STYLES[2:] if runs(values, style)]
-    base = bench.searched(values, "dp-sgd")
+    base = bench.curve(values, "dp-sgd")
     tests = [
         difference(*([run["accuracy"] for run in runs(values, name)] for name in (style, "dp-sgd"))) for style in styles
     ]
     rows = []
     for style, test, p in zip(styles, tests, holm([test.p for test in tests]), strict=True):
-        own = bench.searched(values, style)
-        beside = [_step(own, base, step) for step in (-1, 1)]
+        below, _, above = three(bench.curve(values, style), base, lower_is_better=False)
+        beside = [below, above]
         signs = {value > 0 for value in (test.mean, *beside) if value is not None}
         rows.append([
             LABELS[style],
@@ -98,17 +99,6 @@ def changes(values: Values) -> str:
             "not decided" if None in beside or p >= 0.05 else "holds" if len(signs) == 1 else "does not hold",
         ])  # fmt: skip
     return table(["method minus DP-SGD", "points, 95 % interval", "p", "one rate below", "one rate above", ""], rows)
-
-
-def _step(own: dict[float, list[float]], base: dict[float, list[float]], step: int) -> float | None:
-    """Mean difference in the search with both methods one rate from their best ones; None beyond the rates."""
-    places = []
-    for found in (own, base):
-        place = bench.RATES.index(max(found, key=lambda rate: statistics.fmean(found[rate]))) + step
-        if not 0 <= place < len(bench.RATES):
-            return None
-        places.append(statistics.fmean(found[bench.RATES[place]]))
-    return places[0] - places[1]
 
 
 def search(values: Values) -> str:

@@ -51,7 +51,7 @@ class Transcript:
         return replace(self, rounds=self.rounds + 1, models=models, mean=mean, plan=plan)
 
     def problem(self) -> str:
-        """What makes this no transcript of a run, as part of a sentence; empty for one that a run can have.
+        """The reason why no run can have this transcript, as part of a sentence; empty if a run can have it.
 
         Example:
             >>> import torch

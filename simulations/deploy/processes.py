@@ -24,7 +24,7 @@ from simulations.engines.flower_command import environment
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
 _ENDING_S = 10.0
 _STILL_CONNECTED = "[code: 2004]"
-"""What a SuperNode prints if the SuperLink takes it for connected, as it does for half a minute after a kill."""
+"""Line of a SuperNode that the SuperLink takes for connected, as it does for half a minute after a kill."""
 _AGAIN_S = 2.0
 _ID = "SuperNode ID:"
 

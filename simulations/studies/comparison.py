@@ -31,7 +31,6 @@ LAST = 5
 """Evaluated rounds at a run's end whose mean is its figure, as in the papers."""
 
 _OF_A_CELL = ("delta", "guarantee", "guarantee_status", "noise_reproducible")
-_OF_A_CELL = ("delta", "guarantee", "guarantee_status", "noise_reproducible")
 _NOISES = {"noise_scale": "noise scale", "model_noise": "noise of the model"}
 _NAMES = {"privacy.epsilon": "epsilon_budget", "data.partition": "partition", "seed": "repetition", "n": "seeds"}
 

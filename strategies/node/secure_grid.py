@@ -223,9 +223,8 @@ class _Attempt:
         """The next round's attempt, to be prepared; None after the last round, without a node, and unsigned."""
         if self.round >= self._rounds or answered != self._clients:
             return None
-        header = min(
-            len(json.dumps(one)) for one in self._headers.values()
-        )  # a node's own ledger position counts there
+        # The shortest: headers differ by the position of a node's ledger, which a hostile node may state at length.
+        header = min(len(json.dumps(one)) for one in self._headers.values())
         if header + _NODE_BYTES * len(answered) + _OTHER_BYTES > protocol.HEADER_BYTES:
             return None  # found out later, it would void this round
         with suppress(RunError):  # a signer may refuse this plan for the next round: that does not make this one void

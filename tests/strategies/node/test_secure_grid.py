@@ -178,14 +178,19 @@ def test_a_message_that_would_be_too_long_asks_nothing_ahead(federation, monkeyp
     assert charges(federation) == [4] * NODES
 
 
-@pytest.mark.parametrize("accusers", [[0, 1, 2, 4], pytest.param([0], marks=pytest.mark.slow)])
-def test_a_node_whose_shares_are_not_authentic_is_named_and_left_out_from_then_on(federation, monkeypatch, accusers):
-    """A round of five messages or three. One accuser is not enough, since one node may be on the server's side."""
+def one_of_five_may_be_missing(federation):
+    """Let the nodes agree to a sum of four; the secure steps of node 3."""
     for folder in federation.folders:
         federation.served.stop(folder)
         edit(folder, "min_cohort = 5", "min_cohort = 4")
         federation.served.start(folder)
-    hostile = federation.served.services[str(federation.folders[3].socket)]._secure
+    return federation.served.services[str(federation.folders[3].socket)]._secure
+
+
+@pytest.mark.parametrize("accusers", [[0, 1, 2, 4], pytest.param([0], marks=pytest.mark.slow)])
+def test_a_node_whose_shares_are_not_authentic_is_named_and_left_out_from_then_on(federation, monkeypatch, accusers):
+    """A round of five messages or three. One accuser is not enough, since one node may be on the server's side."""
+    hostile = one_of_five_may_be_missing(federation)
     honest = hostile.answer
 
     def garbage(step, terms, given):
@@ -210,11 +215,7 @@ def test_a_node_whose_shares_are_not_authentic_is_named_and_left_out_from_then_o
 @pytest.mark.parametrize("step", [pytest.param("advertise", marks=pytest.mark.slow), "share", "agree"])
 def test_a_node_that_makes_its_answer_long_loses_its_own_place_alone(federation, monkeypatch, step):
     """What the server hands on to other nodes has to fit into their messages, also after they have been charged."""
-    for folder in federation.folders:
-        federation.served.stop(folder)
-        edit(folder, "min_cohort = 5", "min_cohort = 4")
-        federation.served.start(folder)
-    hostile = federation.served.services[str(federation.folders[3].socket)]._secure
+    hostile = one_of_five_may_be_missing(federation)
     honest, longest = hostile.answer, []
 
     def padded(asked, terms, given):
