@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -44,9 +44,12 @@ class Contender:
     Args:
         command: arguments after `python -m benchmarks.contenders.`, one list per process.
         python: interpreter.
+        environment: variables beside this process's.
     """
 
-    def __init__(self, *commands: list[str], python: str = sys.executable) -> None:
+    def __init__(
+        self, *commands: list[str], python: str = sys.executable, environment: Mapping[str, str] | None = None
+    ) -> None:
         started = time.perf_counter()
         self._processes = [
             subprocess.Popen(
@@ -55,6 +58,7 @@ class Contender:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
+                env=os.environ | dict(environment or {}),
             )
             for command in commands
         ]

@@ -60,9 +60,8 @@ def simulate(
     recipe, objects = _tracked(settled(recipe), trackers, chosen)
     assembly = Assembly(recipe, own or Own())
     with chosen.started(assembly) as serve:
-        if recipe.training.undecided:
-            assembly = decided(assembly, chosen.workers(recipe))
-            recipe = assembly.recipe
+        assembly = decided(assembly, chosen.workers(recipe))
+        recipe = assembly.recipe
         folder = RunFolder.create(Path(run_dir), recipe) if run_dir is not None else _fresh_folder(recipe)
         if on_folder is not None:
             on_folder(folder.path)

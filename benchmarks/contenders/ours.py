@@ -71,7 +71,10 @@ def serve(
 def main() -> None:
     how = set(sys.argv[1:])
     with one_core_nodes(2) if "two-nodes" in how else contextlib.nullcontext() as address:
-        recipe = recipes.load("fashion-mnist", ["training.kernel=torch"] if "torch" in how else [])
+        changes = ["training.kernel=torch"] if "torch" in how else []
+        if work.DEVICE.type != "cpu":
+            changes.append(f"training.device={work.DEVICE}")
+        recipe = recipes.load("fashion-mnist", changes)
         assembly, keys = Assembly(recipe), KeyRing.from_seed(1)
         options = EngineOptions(workers=work.WORKERS, ray_address=address)
         engine = engines.get("ray" if "ray" in how else AutoEngine(options).chosen(assembly), options)

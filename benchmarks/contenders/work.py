@@ -1,8 +1,12 @@
-"""The work that every contender does: FashionMNIST, 500 clients, 50 a round, the 26,010-parameter CNN."""
+"""The work that every contender does: FashionMNIST, 500 clients, 50 a round, the 26,010-parameter CNN.
+
+A contender's device and number of processes come from its environment (`FEDLGM_WORK_DEVICE`, `FEDLGM_WORK_PROCESSES`).
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +20,8 @@ from fedlgm import data, models
 from fedlgm.data import DataSet, Partition
 
 CLIENTS, COHORT, EPOCHS, BATCH, LR = 500, 50, 3, 32, 0.002
-WORKERS = 2
+WORKERS = int(os.environ.get("FEDLGM_WORK_PROCESSES", "2"))
+DEVICE = torch.device(os.environ.get("FEDLGM_WORK_DEVICE", "cpu"))
 
 
 @lru_cache(maxsize=1)
@@ -41,20 +46,29 @@ def shares(round: int) -> list[np.ndarray]:
     return [members[i::WORKERS] for i in range(WORKERS)]
 
 
-def model() -> nn.Module:
-    return models.build("cnn", in_shape=(1, 28, 28), classes=10, activation="sigmoid")
+def model(device: torch.device | str = DEVICE) -> nn.Module:
+    return models.build("cnn", in_shape=(1, 28, 28), classes=10, activation="sigmoid").to(device)
 
 
 def examples(client: int) -> tuple[Tensor, Tensor]:
+    """A client's examples on the device."""
     index = clients()[client]
-    return torch.from_numpy(dataset().train_x[index]), torch.from_numpy(dataset().train_y[index])
+    if DEVICE.type == "cpu":
+        return torch.from_numpy(dataset().train_x[index]), torch.from_numpy(dataset().train_y[index])
+    x, y = _on_the_device()
+    return x[index], y[index]
+
+
+@lru_cache(maxsize=1)
+def _on_the_device() -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(dataset().train_x[:]).to(DEVICE), torch.from_numpy(dataset().train_y).to(DEVICE)
 
 
 def train(module: nn.Module, x: Tensor, y: Tensor) -> None:
     """Local training in plain PyTorch."""
     optimizer = torch.optim.Adam(module.parameters(), lr=LR)
     for _ in range(EPOCHS):
-        for batch in torch.randperm(len(y)).split(BATCH):
+        for batch in torch.randperm(len(y), device=y.device).split(BATCH):
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(x[batch]), y[batch]).backward()
             optimizer.step()

@@ -23,6 +23,7 @@ from fedlgm.models.built import Built, refuse_gradient_hooks
 from fedlgm.models.requirements import Unchanged, require_stateless
 from fedlgm.tasks import Classification, Task
 from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.recorded import Recorded
 from fedlgm.training.schedule import Schedule
 from fedlgm.training.sequential import optimizer_of
 
@@ -32,7 +33,8 @@ Gradients = Callable[[dict[str, Tensor], Inputs, Tensor, Tensor], dict[str, Tens
 class VectorizedTrainer:
     """Trains up to `width` clients at once.
 
-    Agrees with `SequentialTrainer` to rounding: the same batches in the same order, the same optimizer.
+    Agrees with `SequentialTrainer` to rounding: the same batches in the same order, the same optimizer. On a CUDA
+    device the kernels of a step are recorded once and replayed (`fedlgm.training.recorded`).
 
     Args:
         module: the model, float32; only its structure is used.
@@ -72,10 +74,8 @@ class VectorizedTrainer:
         self._eager: Gradients = vmap(grad(loss))
         # Where the compiler would choose by stopwatch, it chooses by rule: bits must not depend on the time of day.
         options: dict[str, Any] | None = {"deterministic": True} if self._device.type == "cuda" else None
-        self._gradients: Gradients = self._eager
-        if compile:
-            self._gradients = torch.compile(self._eager, dynamic=False, options=options)
-        self._compiled = compile
+        self._compiled = torch.compile(self._eager, dynamic=False, options=options) if compile else None
+        self._recorded = Recorded(self._eager) if self._device.type == "cuda" and not compile else None
 
     @property
     def width(self) -> int:
@@ -135,15 +135,25 @@ class VectorizedTrainer:
         return result[: len(batch)].sub_(model)
 
     def _call(self, parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        if self._compiled:
+        if self._compiled is not None:
             try:
-                return self._gradients(parameters, x, y, mask)
+                return self._compiled(parameters, x, y, mask)
             except Exception as error:  # the compiler's failures have no common base
                 if out_of_memory(error):
                     raise
                 text = f"torch.compile does not work here ({type(error).__name__}): running uncompiled"
                 warnings.warn(text, Notice, stacklevel=2)
-                self._compiled = False
+                self._compiled = None
+        if self._recorded is not None and self._proven:
+            try:
+                gradients: dict[str, Tensor] = self._recorded(parameters, x, y, mask)
+                return gradients
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+                text = f"the step cannot be recorded as a CUDA graph ({type(error).__name__}): launching its kernels"
+                warnings.warn(text, Notice, stacklevel=2)
+                self._recorded = None
         try:
             gradients = self._eager(parameters, x, y, mask)
         except Exception as error:  # what torch.func cannot transform fails in many ways

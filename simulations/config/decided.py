@@ -16,15 +16,24 @@ from fedlgm.mechanisms import BoundsExamples
 from fedlgm.training import ClientTask, fastest
 from simulations.config.assembly import Assembly
 
+SIDE_BY_SIDE = 16
+"""Clients that a GPU trains at once; more waste more on padding than they gain (docs/results/gpu.md)."""
+
 
 def decided(assembly: Assembly, workers: int) -> Assembly:
     """The run with every "auto" of [training] replaced by this machine's choice, on the same data.
+
+    Where clients train on an accelerator, "auto" is also the default of `training.vectorize`, and a block has at least
+    as many clients as are trained at once.
 
     Args:
         assembly: the run's objects.
         workers: processes that train.
     """
+    assembly = _for_device(assembly)
     section = assembly.recipe.training
+    if not section.undecided:
+        return assembly
     vectorized, compiled = _trainer(assembly, workers)
     kernel: Literal["native"] | None = "native" if section.kernel == "native" else None
     refused = None
@@ -34,6 +43,18 @@ def decided(assembly: Assembly, workers: int) -> Assembly:
     how = {"vectorize": "on" if vectorized else "off", "compile": compiled, "kernel": kernel}
     recipe = assembly.recipe.model_copy(update={"training": section.model_copy(update=how)})
     return Assembly(recipe, assembly.own, no_kernel=refused).with_data(assembly.dataset, assembly.partition)
+
+
+def _for_device(assembly: Assembly) -> Assembly:
+    recipe, training = assembly.recipe, assembly.recipe.training
+    if assembly.device.type == "cpu" or isinstance(assembly.mechanism, BoundsExamples):
+        return assembly
+    changed: dict[str, object] = {"width": training.width or max(SIDE_BY_SIDE, recipe.run.block_size)}
+    if "vectorize" not in training.model_fields_set and training.kernel != "native":
+        changed["vectorize"] = "auto"
+    run = recipe.run.model_copy(update={"block_size": max(recipe.run.block_size, changed["width"])})
+    recipe = recipe.model_copy(update={"training": training.model_copy(update=changed), "run": run})
+    return Assembly(recipe, assembly.own).with_data(assembly.dataset, assembly.partition)
 
 
 def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
@@ -62,6 +83,8 @@ def _refusal(assembly: Assembly) -> str | None:
     the choice, and with it the bits of a run, depend only on the recipe and on whether the machine has the kernel.
     """
     section = assembly.recipe.training
+    if assembly.device.type != "cpu":
+        return f"training.device is {str(assembly.device)!r}"
     if section.vectorize != "off":
         return f"training.vectorize is {section.vectorize!r}"
     if isinstance(assembly.mechanism, BoundsExamples):

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class AutoEngine(Engine):
-    """Forked processes on one Linux machine without a GPU; Ray elsewhere, and if a cluster is named.
+    """Forked processes on one Linux machine, this process for a GPU; Ray elsewhere, and for several GPUs or a cluster.
+
+    One process keeps a GPU busy, since it trains many clients side by side.
 
     Every choice gives the same model. The run's summary names it.
 
@@ -38,13 +40,15 @@ class AutoEngine(Engine):
             return "flower"
         if self.options.ray_address is not None:
             return "ray"
-        if sys.platform == "linux":
+        if assembly is not None and assembly.device.type != "cpu":
             import torch
 
+            if assembly.device.index is not None or torch.cuda.device_count() <= 1:
+                return "local"
+        elif sys.platform == "linux":
             from simulations.engines.processes import unsuited
 
-            # Where there are GPUs torch refuses to train in forks of a process that has trained.
-            if not torch.cuda.is_available() and (assembly is None or not unsuited(assembly)):
+            if not unsuited(assembly):
                 return "processes"
         return "ray" if importlib.util.find_spec("ray") is not None else "local"
 

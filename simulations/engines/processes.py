@@ -334,10 +334,12 @@ class ProcessEngine(GridEngine):
             yield open_grid
 
 
-def unsuited(assembly: Assembly) -> str:
-    """Why forked workers cannot train these clients; "" if they can."""
-    if assembly.device.type != "cpu":
+def unsuited(assembly: Assembly | None) -> str:
+    """Why forked workers cannot train these clients (None: any that train on the CPU); "" if they can."""
+    if assembly is not None and assembly.device.type != "cpu":
         return f"trains on the CPU, not on {assembly.device}"
-    if assembly.recipe.run.threads != 1:
+    if torch.cuda.is_available():
+        return "cannot fork its workers on a machine with a GPU, where torch refuses to train in forks"
+    if assembly is not None and assembly.recipe.run.threads != 1:
         return f"has one thread per worker, not run.threads = {assembly.recipe.run.threads}"
     return ""

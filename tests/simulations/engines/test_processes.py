@@ -294,6 +294,10 @@ def test_what_forked_workers_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Assembly, "device", torch.device("cuda"))
     with pytest.raises(ConfigError, match="trains on the CPU, not on cuda"):
         refused(RECIPE)
+    monkeypatch.setattr(Assembly, "device", torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match="cannot fork its workers on a machine with a GPU"):
+        refused(RECIPE)
     monkeypatch.undo()
     with pytest.raises(RunError, match=r"100000 workers need at least 10000\.0 GiB of memory, .*: use --workers"):
         refused(RECIPE, workers=100_000)
@@ -310,8 +314,13 @@ def test_auto_picks_what_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert picked(("run.threads=2",)) == "ray"
     assert picked(ray_address="auto") == "ray"
     assert picked(supernodes=3) == "flower"
+    monkeypatch.setattr(Assembly, "device", torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert picked() == "ray"
+    for count, name, engine in ((1, "cuda", "local"), (2, "cuda", "ray"), (2, "cuda:1", "local"), (0, "mps", "local")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        monkeypatch.setattr(Assembly, "device", torch.device(name))
+        assert picked() == engine
     monkeypatch.undo()
     monkeypatch.setattr(sys, "platform", "darwin")
     assert picked() == "ray"

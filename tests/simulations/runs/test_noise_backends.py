@@ -12,7 +12,6 @@ from fedlgm import devices
 from fedlgm.errors import ConfigError, RunError
 from simulations import launch
 from simulations.config.assembly import Assembly, settled
-from simulations.engines.ray import gpu_share
 from simulations.runs.folder import RunFolder
 
 LOCAL = {"trust": "local", "max_participations": 3}
@@ -141,6 +140,9 @@ def test_exact_arithmetic_leaves_no_trace(program, request):
 
 
 def test_ray_workers_share_the_gpus_there_are():
+    pytest.importorskip("ray")
+    from simulations.engines.ray import gpu_share
+
     cuda = torch.device("cuda")
     assert gpu_share(torch.device("cpu"), 3, 0) == 0
     assert gpu_share(cuda, 2, 4) == 1

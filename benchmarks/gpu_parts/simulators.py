@@ -1,0 +1,50 @@
+"""Private rounds of the recipe `fashion-mnist` on a GPU, beside a bare loop and pfl on the same GPU.
+
+The work is that of `benchmarks.simulators`. The bare loop and pfl train one client after another, in one process or in
+several that share the GPU; the processes of pfl never exchange anything.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import statistics
+import sys
+from typing import Any
+
+from benchmarks.contenders import work
+from benchmarks.simulators import Contender, interleaved
+
+PROCESSES = (1, 8)
+
+
+def measure(rounds: int = 10) -> dict[str, Any]:
+    """Medians of `rounds` rounds of every contender, in turn, and ratios over ours."""
+    made = contenders()
+    answers = interleaved(made, rounds)
+    times = {name: [answer["seconds"] for answer in rows] for name, rows in answers.items()}
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    return {
+        "work": f"{work.CLIENTS} clients, {work.COHORT} a round, CNN 26,010, {work.EPOCHS} epochs, batch {work.BATCH}",
+        "seconds_per_round": medians,
+        "ratios": {name: seconds / medians["ours"] for name, seconds in medians.items() if name != "ours"},
+        "all_seconds": times,
+        "start_to_first_round": {name: contender.start_to_first_round for name, contender in made.items()},
+    }
+
+
+def contenders() -> dict[str, Contender]:
+    """The contenders, started one after another; pfl where it is installed."""
+    made = {"ours": Contender(["ours"], environment=_environment(1))}
+    python = os.environ.get("FEDLGM_PFL_PYTHON", sys.executable if importlib.util.find_spec("pfl") else None)
+    for count in PROCESSES:
+        name = "" if count == 1 else f", {count} processes"
+        made[f"bare loop{name}"] = Contender(["bare"], environment=_environment(count))
+        if python is not None:
+            shares = [["pfl_simulator", str(share)] for share in range(count)]
+            made[f"pfl{name}"] = Contender(*shares, python=python, environment=_environment(count))
+    return made
+
+
+def _environment(processes: int) -> dict[str, str]:
+    return {"FEDLGM_WORK_DEVICE": "cuda", "FEDLGM_WORK_PROCESSES": str(processes)}
