@@ -1,8 +1,9 @@
 """Cost of the private step and of whole private rounds on a GPU: checks first, then times.
 
-    python -m benchmarks.gpu [--json] [--sweep]
+    python -m benchmarks.gpu [--json] [--sweep] [--runs]
 
-Needs torch, numpy and scipy; for its kernels Triton, with a C compiler and Python's headers. Without a GPU it runs the
+Needs torch, numpy and scipy; for its kernels Triton, with a C compiler and Python's headers; for `--runs` the whole
+package with transformers and peft, FashionMNIST and, if it is to take part, pfl. Without a GPU it runs the
 checks and a round on small sizes and says so: in Triton's interpreter, if Triton is installed (that of Triton 3.6 needs
 NumPy < 2.4). A part that fails is named under "failures" (exit status 1) and does not stop the others; standard error
 shows each part's figures as soon as they are measured.
@@ -28,7 +29,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.gpu_parts import rounds
+from benchmarks.gpu_parts import adapters, rounds
 from benchmarks.gpu_parts.checks import check_all, check_no_sync
 from benchmarks.gpu_parts.tables import models
 from benchmarks.gpu_parts.times import Timer, sweep, time_bounded_sum, time_cpu, time_noise
@@ -77,7 +78,7 @@ def without_gpu(attempt: Attempts) -> dict[str, Any]:
     }
 
 
-def with_gpu(attempt: Attempts, run_sweep: bool) -> dict[str, Any]:
+def with_gpu(attempt: Attempts, run_sweep: bool, runs: bool) -> dict[str, Any]:
     device = torch.device("cuda")
     backend = kernels.backend_for(torch.empty(0, device=device))
     tables, timer = models(), Timer()
@@ -101,6 +102,9 @@ def with_gpu(attempt: Attempts, run_sweep: bool) -> dict[str, Any]:
         "rounds": attempt("rounds", rounds.measure, device, rounds.FULL, run_sweep),
         "cpu": attempt("cpu", time_cpu, tables["resnet18"]),
     }
+    if runs:
+        report["simulators"] = attempt("simulators", _simulators)
+        report["adapters"] = attempt("adapters", adapters.measure, device, adapters.Scale())
     if run_sweep and backend == "triton":
         report["sweep"] = attempt("sweep", sweep, timer) or []
     return report
@@ -114,6 +118,12 @@ def _bounded_sums(attempt: Attempts, timer: Timer) -> Iterable[dict[str, Any]]:
             continue
         yield attempt(f"bounded sum, {name}, {clients} clients", time_bounded_sum, timer, name, sizes, clients)
         torch.cuda.empty_cache()
+
+
+def _simulators() -> dict[str, Any]:
+    from benchmarks.gpu_parts import simulators
+
+    return simulators.measure()
 
 
 def version(package: str) -> str | None:
@@ -138,7 +148,8 @@ def show(report: dict[str, Any]) -> None:
         print(f"{part}: {sum(checks.values())} of {len(checks)} checks passed")
     parts = [report.get(part, []) for part in ("bounded_sum", "noise", "sweep")]
     rows = [*itertools.chain(*parts), *report["rounds"].get("rows", [])]
-    for row in filter(None, [*rows, report["rounds"].get("summary"), report["cpu"]]):
+    whole = [report.get(part) for part in ("simulators", "adapters")]
+    for row in filter(None, [*rows, report["rounds"].get("summary"), report["cpu"], *whole]):
         print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()))
     for failure in report["failures"]:
         print(f"failed: {failure}")
@@ -150,9 +161,10 @@ def main() -> int:
     parser.add_argument(
         "--sweep", action="store_true", help="also time other launch configurations, and compile every width of a round"
     )
+    parser.add_argument("--runs", action="store_true", help="also whole runs, beside a bare loop and pfl")
     options = parser.parse_args()
     attempt = Attempts()
-    report = with_gpu(attempt, options.sweep) if torch.cuda.is_available() else without_gpu(attempt)
+    report = with_gpu(attempt, options.sweep, options.runs) if torch.cuda.is_available() else without_gpu(attempt)
     report["failures"] = attempt.failures
     report["versions"] = {
         "python": platform.python_version(),

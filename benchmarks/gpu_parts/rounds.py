@@ -51,7 +51,7 @@ class Scale:
     repeats: int = 3
 
 
-FULL = Scale(500, 120, 20, (50, 100, 250, 500))
+FULL = Scale(500, 120, 20, (8, 16, 32, 64, 128))
 SMALL = Scale(12, 40, 12, (6,), 1)
 TINY = Scale(4, 6, 2, (2, 4), 1)
 

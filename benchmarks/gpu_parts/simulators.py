@@ -10,6 +10,9 @@ import importlib.util
 import os
 import statistics
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from benchmarks.contenders import work
@@ -29,21 +32,22 @@ def measure(rounds: int = 10) -> dict[str, Any]:
         "seconds_per_round": medians,
         "ratios": {name: seconds / medians["ours"] for name, seconds in medians.items() if name != "ours"},
         "all_seconds": times,
-        "start_to_first_round": {name: contender.start_to_first_round for name, contender in made.items()},
     }
 
 
 def contenders() -> dict[str, Contender]:
-    """The contenders, started one after another; pfl where it is installed."""
-    made = {"ours": Contender(["ours"], environment=_environment(1))}
+    """The contenders, after their first round; pfl where it is installed."""
+    makers: dict[str, Callable[[], Contender]] = {"ours": partial(Contender, ["ours"], environment=_environment(1))}
     python = os.environ.get("FEDLGM_PFL_PYTHON", sys.executable if importlib.util.find_spec("pfl") else None)
     for count in PROCESSES:
         name = "" if count == 1 else f", {count} processes"
-        made[f"bare loop{name}"] = Contender(["bare"], environment=_environment(count))
+        makers[f"bare loop{name}"] = partial(Contender, ["bare"], environment=_environment(count))
         if python is not None:
             shares = [["pfl_simulator", str(share)] for share in range(count)]
-            made[f"pfl{name}"] = Contender(*shares, python=python, environment=_environment(count))
-    return made
+            makers[f"pfl{name}"] = partial(Contender, *shares, python=python, environment=_environment(count))
+    with ThreadPoolExecutor(len(makers)) as pool:
+        started = {name: pool.submit(make) for name, make in makers.items()}
+    return {name: future.result() for name, future in started.items()}
 
 
 def _environment(processes: int) -> dict[str, str]:

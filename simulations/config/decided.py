@@ -70,6 +70,7 @@ def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
         makers = {name: partial(assembly.trainer, *choice) for name, choice in choices.items()}
         clients = federation.rounds * federation.share * federation.clients
         with torch_threads(run.threads):
+            workers = workers if assembly.device.type == "cpu" else 1  # on a GPU they wait for one another
             blocks = max(1.0, clients / run.block_size / workers)
             tasks = partial(typical, assembly, run.block_size)
             winner, _ = fastest(makers, assembly.initial_model(), tasks, blocks=blocks)
