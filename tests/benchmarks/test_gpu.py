@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.gpu import Attempts
 
@@ -50,3 +51,12 @@ def test_a_part_that_fails_is_named_and_costs_no_other_its_figures():
     broken, wrong = attempt.failures
     assert broken.startswith("broken: ValueError")
     assert wrong == "wrong: does not"
+
+
+@pytest.mark.slow
+def test_adapters_of_a_language_model_train_privately_beside_a_bare_loop():
+    from benchmarks.gpu_parts import adapters
+
+    measured = adapters.measure(torch.device("cpu"), adapters.TINY)
+    assert measured["private_over_bare"] > 0
+    assert measured["trained"] == 512 < measured["parameters"]
