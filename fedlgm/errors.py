@@ -166,7 +166,7 @@ def alternatives(name: object, known: Iterable[str], *others: str) -> str:
     "known: uniform, ladp, or your own as 'package.module:Class'"
     """
     names = list(known)
-    close = get_close_matches(str(name), names, n=2, cutoff=0.75)
+    close = get_close_matches(str(name), names, n=2, cutoff=0.7)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return "known: " + ", or ".join([", ".join(names), *others])

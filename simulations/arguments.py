@@ -18,6 +18,7 @@ _MEASURES = {
     "metrics": "{'auc': lambda outputs, targets: roc_auc_score(targets, outputs)}",
     "evaluate": "lambda round, module: {'norm': float(module.weight.norm())}",
 }
+_FOLDERS = {"folder": "run_dir", "run_dir": "folder"}  # a run's and a study's
 _FIRST = ("run.seed",)  # of several sections' keys of one name, the one that is meant
 
 
@@ -73,6 +74,8 @@ def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[st
         if name not in known:
             keys = sorted(keys_like(name, Recipe), key=lambda key: key not in _FIRST)
             hint = f"; a recipe has the key {keys[0]}: overrides={{'{keys[0]}': {value!r}}}" if keys else ""
+            if name in _FOLDERS:
+                hint = f"; did you mean {_FOLDERS[name]}?"
             raise ConfigError(f"{function} has no argument {name!r}{hint}")
 
 

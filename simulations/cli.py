@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import typer.core
 from click import Context, NoSuchOption, UsageError
 
 from simulations.advice.command import recommend
@@ -18,12 +17,12 @@ from simulations.audits.command import audit
 from simulations.deploy import commands, node_commands
 from simulations.ending import ending, interrupted
 from simulations.risk.command import risk
-from simulations.shell import JsonOption, RecipeArgument, SetOption, console, print_json, show
+from simulations.shell import Commands, JsonOption, RecipeArgument, SetOption, console, print_json, show
 from simulations.studies.command import study
 from simulations.tuning.command import tune
 
 
-class _Commands(typer.core.TyperGroup):
+class _Commands(Commands):
     """Commands that name the recipe's key for an unknown option."""
 
     def invoke(self, ctx: Context) -> Any:
@@ -31,8 +30,10 @@ class _Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except NoSuchOption as error:
-            options = error.ctx.command.params if error.ctx is not None else []
-            if any("--set" in option.opts for option in options):
+            options = [option for one in (error.ctx.command.params if error.ctx else ()) for option in one.opts]
+            if error.option_name in ("--mechanism", "--mechanisms") and "--methods" in options:
+                raise UsageError(f"No such option {error.option_name!r}: use --methods.", error.ctx) from error
+            if "--set" in options:
                 from simulations.config.messages import keys_like
                 from simulations.config.recipe import Recipe
 
@@ -52,6 +53,7 @@ class _Commands(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Layer-wise differentially private federated learning: every mechanism, one honest accountant.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -7,7 +7,11 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import typer
+import typer.core
+from click import Command, Context, UsageError
 from rich.console import Console, RenderableType
+
+from fedlgm.errors import alternatives
 
 Found = TypeVar("Found")
 
@@ -16,6 +20,25 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 console = Console(emoji=False)
+
+_MEANT = {"run": "simulate", "train": "simulate", "help": "--help", "version": "--version"}
+_LISTED = ("mechanisms", "recipes", "studies", "models", "trackers", "data", "datasets", "data-sets", "list")
+"""What `fedlgm doctor` lists, as commands that a reader may try."""
+
+
+class Commands(typer.core.TyperGroup):
+    """Commands that answer an unknown one with the similar ones, or with the command that lists what it names."""
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        """Name, command and arguments of a command line."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            lists = "`fedlgm doctor` lists recipes, mechanisms, models and data sets, `fedlgm study --list` the studies"
+            hint = f"{lists}." if name in _LISTED else alternatives(name, self.list_commands(ctx))
+            if name in _MEANT and ctx.parent is None:
+                hint = f"use {_MEANT[name]}."
+            raise UsageError(f"No such command {name!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 def show(found: Found, table: Callable[[Found], RenderableType], as_json: bool) -> None:

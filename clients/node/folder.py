@@ -121,7 +121,7 @@ class NodeFolder:
         from clients.node.template import policy_text
 
         if path.exists():
-            raise RunError(f"{path} exists already: a node's keys and ledger are made once and never replaced")
+            raise RunError(f"{path} exists already: choose another folder, a node's keys and ledger are made once")
         draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}")
         try:
             for name, mode in (("", 0o711), ("state", 0o700), ("state/replies", 0o700), ("witness", 0o700)):

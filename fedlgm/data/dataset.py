@@ -269,7 +269,8 @@ def _is_text(y: np.ndarray) -> bool:
 def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     """Inputs and targets as arrays, checked."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise DataError(f"{part} data must be a pair (inputs, targets), got {type(pair).__name__}: give its arrays")
+        got = f"a {type(pair).__name__}" + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
+        raise DataError(f"{part} data must be a pair of arrays (inputs, targets), got {got}: give (x, y)")
     x, y = pair
     arrays: Arrays
     several = "several inputs are a tuple of arrays (a, b), in the order in which the model takes them"

@@ -45,11 +45,16 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
         label: its name, for the message.
 
     Raises:
-        ConfigError: not an `nn.Module`, no trainable parameters, or parameters that are lazy, empty, not float32 or not
-            finite; or see `require_stateless`.
+        ConfigError: not an `nn.Module`, compiled, no trainable parameters, or parameters that are lazy, empty, not
+            float32 or not finite; or see `require_stateless`.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {label} must be an nn.Module, it is of type {type(module).__name__}")
+    if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
+        raise ConfigError(
+            f"model {label} is compiled ({type(module).__name__}): pass the nn.Module from which it was made; "
+            "training.compile = true compiles the training"
+        )
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if not trained:
         raise ConfigError(f"model {label} has no trainable parameters: there is nothing to learn or to release")

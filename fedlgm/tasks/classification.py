@@ -48,6 +48,11 @@ class Classification(Task):
                 f"{self._no_fit(outputs, targets)}: for targets [n, ...] outputs must be logits [n, classes, ...]"
             )
         require_classes(self.name, int(outputs.shape[1]), data, "class")
+        sums = outputs.sum(1)
+        if outputs.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-5):
+            raise ConfigError(
+                f"task {self.name!r}: the model gives probabilities: remove its last softmax, the loss takes logits"
+            )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """See `Task`."""

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from simulations.shell import JsonOption, show
+from simulations.shell import Commands, JsonOption, show
 
-app = typer.Typer(help="Coordinate descent and PCA over a federation.", no_args_is_help=True)
+app = typer.Typer(cls=Commands, help="Coordinate descent and PCA over a federation.", no_args_is_help=True)
 SettingsArgument = Annotated[Path | None, typer.Argument(help="TOML file of settings; the options below override it.")]
 EpsilonOption = Annotated[float | None, typer.Option(help="Budget of the whole run.")]
 DeltaOption = Annotated[float | None, typer.Option(help="0 for Laplace noise; by default 1/rows^2 for Gaussian noise.")]

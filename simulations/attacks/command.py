@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulations.progress import progress
-from simulations.shell import JsonOption, console, print_json
+from simulations.shell import Commands, JsonOption, console, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simulations.attacks.membership import Population
 
 app = typer.Typer(
+    cls=Commands,
     help="Measure what a federation reveals: membership, images of single clients, whole classes.",
     no_args_is_help=True,
 )

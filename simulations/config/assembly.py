@@ -243,8 +243,14 @@ class Assembly:
             FedlgmError: the message gives the problem and the remedy.
         """
         module = self.module()
-        with prefix_key("task"):
-            self.task.check(module, self.dataset)
+        try:
+            with prefix_key("task"):
+                self.task.check(module, self.dataset)
+        except ConfigError as error:
+            if self.own.model is None or self.own.data is not None:
+                raise
+            used = f"the data {self.recipe.data.name!r} of the recipe were used: pass your own as data="
+            raise ConfigError(f"{error}; {used}") from error
         training = module.training
         if self.own.metrics or self.task.set_metrics():
             x, y = inputs.tensors(self.dataset.test_x), torch.from_numpy(self.dataset.test_y)

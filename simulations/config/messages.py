@@ -83,20 +83,23 @@ def _explain(raw: dict[str, Any], item: Any, whole: type[BaseModel]) -> str:
     kind = section_kind(whole.model_fields[place[0]]) if len(place) > 1 and place[0] in whole.model_fields else None
     if item["type"] == "extra_forbidden" and len(item["loc"]) == 1 and (keys := keys_like(str(place[0]), whole)):
         return f"{place[0]}: unknown key; did you mean {' or '.join(map(repr, keys))}?"
+    if len(place) == 1 and isinstance(item["input"], str) and (keys := keys_like(str(place[0]), whole)):
+        return f"{place[0]}: is a section, not {item['input']!r}; did you mean {keys[0]!r}?"
     return explained(item, (kind or whole).model_fields)
 
 
 def keys_like(name: str, whole: type[BaseModel]) -> list[str]:
-    """Keys "section.key" of a recipe that a bare name may stand for: `key`, or `section_key`.
+    """Keys "section.key" of a recipe that a bare name may stand for: `key`, `num_key`, `section_key` or `section`.
 
     Args:
         name: the name as written.
         whole: the model of a recipe.
     """
+    name = name.removeprefix("num_")
     kinds = {section: section_kind(field) for section, field in whole.model_fields.items()}
     return [
         f"{section}.{key}"
         for section, kind in kinds.items()
         for key in (kind.model_fields if kind else ())
-        if name in (key, f"{section}_{key}") and key != "name"
+        if (name == section if key == "name" else name in (key, f"{section}_{key}"))
     ]

@@ -236,9 +236,10 @@ def read(recipe: str | Path | None = None) -> dict[str, Any]:
         'digits'
     """
     if not isinstance(recipe, str | Path | None):
+        meant = "data=" if isinstance(recipe, dict) and "train" in recipe else "overrides="
+        meant = "model=" if hasattr(recipe, "state_dict") else meant
         raise ConfigError(
-            f"a recipe is its name or its file, got {type(recipe).__name__}: give single values as overrides, or all "
-            "of them by simulations.config.recipe.validate"
+            f"the first argument is a recipe's name or file, got {type(recipe).__name__}: name what it is, {meant}..."
         )
     return _read(_locate(str(recipe or DEFAULT)), depth=0)
 

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from simulations.shell import JsonOption, SetOption, print_json
+from simulations.shell import Commands, JsonOption, SetOption, print_json
 from simulations.tables import table
 
-app = typer.Typer(help="Federations of real nodes: make, start, run, stop.", no_args_is_help=True)
+app = typer.Typer(cls=Commands, help="Federations of real nodes: make, start, run, stop.", no_args_is_help=True)
 _out = Console(highlight=False, soft_wrap=True, emoji=False)
 _err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 

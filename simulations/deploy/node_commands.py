@@ -16,10 +16,10 @@ from rich.text import Text
 from fedlgm.node_protocol import printable
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from simulations.deploy.rows import NodeLedgerReport
-from simulations.shell import JsonOption, print_json
+from simulations.shell import Commands, JsonOption, print_json
 from simulations.tables import table
 
-app = typer.Typer(help="A node's own release service: policy, data, ledger.", no_args_is_help=True)
+app = typer.Typer(cls=Commands, help="A node's own release service: policy, data, ledger.", no_args_is_help=True)
 _out = Console(soft_wrap=True, emoji=False)
 
 NodeArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder.")]

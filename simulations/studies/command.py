@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
+from simulations import tables
 from simulations.ending import interrupted
 from simulations.shell import JsonOption, SetOption, console, print_json
 
@@ -79,7 +81,13 @@ def study(
     if as_json:
         print_json(kept | {"cells": records.rows_of(table), "out": str(folder)})
         return
-    console.print(table.to_string(index=False), highlight=False, markup=False, soft_wrap=True)
+    if console.is_terminal:
+        texts = [
+            [escape(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row] for row in table.values
+        ]
+        console.print(tables.table(None, table.columns, texts, left=found.keys, keys=len(found.keys)), highlight=False)
+    else:
+        console.print(table.to_string(index=False), highlight=False, markup=False, soft_wrap=True)
     frame = found.to_frame()
     for _, row in frame[frame["reason"] != ""].iterrows():
         console.print(f"note: {row['method']}, seed {row['seed']}: {row['reason']}", highlight=False, markup=False)

@@ -106,7 +106,7 @@ def tables(summary: Row) -> Group:
     """Accuracy, noise and privacy of every cell, the first method's lead, and the sentences that belong to them."""
     cells, score = summary["cells"], summary["headline"]
     columns = ("method", "budget", "partition", score, *_NOISES.values(), "guarantee", "proven", "claimed", "seconds")
-    made = table("Accuracy, noise and privacy spent", columns, left=("method", "partition", "guarantee"))
+    made = table("Accuracy, noise and privacy spent", columns, left=("method", "partition", "guarantee"), keys=3)
     for cell in cells:
         made.add_row(*_names(cell), *(_measured(cell, name) for name in (score, *_NOISES)), *_spent(cell))
     for row in summary["failed"]:
@@ -124,7 +124,7 @@ def tables(summary: Row) -> Group:
 def _lead_table(summary: Row) -> Table:
     title = f"Differences: {summary['methods'][0]} less the others, with the 95 % interval and p"
     made = table(
-        title, ("method", "budget", "partition", "figure", "difference"), left=("method", "partition", "figure")
+        title, ("method", "budget", "partition", "figure", "difference"), left=("method", "partition", "figure"), keys=4
     )
     for row in summary["differences"]:
         mean, low, high = (row[name] * (100 if is_share(row["metric"]) else 1) for name in ("mean", "low", "high"))

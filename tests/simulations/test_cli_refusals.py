@@ -67,6 +67,7 @@ BAD = {
         ("calibrate", "--epsilon", "1", "--delta", "1e-5", "--steps", "5", "--accountant", "gdp"), ["gdp", "pld, rdp"],
     ),
     "bare key": ((*SIMULATE, "--set", "epsilon=3"), ["did you mean 'privacy.epsilon'?"]),
+    "section for its name": (("plan", "digits", "--set", "mechanism=uniform"), ["did you mean 'mechanism.name'?"]),
     "key without a value": ((*SIMULATE, "--set", "privacy.epsilon"), ["take section.key=value, got 'privacy.epsilon'"]),
     "value without a key": ((*SIMULATE, "--set", "=3"), ["take section.key=value, got '=3'"]),
     "place of the run": (("simulate", "RECIPE", "--engine", "local", "--run-dir", "/proc/x"), ["choose another"]),
@@ -132,12 +133,37 @@ def test_bad_input(run, tiny_file, tmp_path, monkeypatch, arguments, words):
         (("plan", "--epsilon", "3"), "use --set privacy.epsilon=VALUE."),
         (("simulate", "--max-participations", "3"), "--set privacy.max_participations=VALUE"),
         (("simulate", "--jsno"), "--json"),
+        (("plan", "--mechanism", "uniform"), "use --set mechanism.name=VALUE."),
+        (("recommend", "--model", "cnn"), "use --set model.name=VALUE."),
+        (("compare", "--mechanism", "uniform"), "use --methods."),
     ],
 )
 def test_an_option_that_is_a_key_of_the_recipe(run, arguments, words):
     status, _, err = run(*arguments)
     assert status == 2
     assert words in " ".join(err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("mechanisms",), "No such command 'mechanisms': `fedlgm doctor` lists recipes, mechanisms, models"),
+        (("recipes",), "`fedlgm doctor` lists recipes"),
+        (("studies",), "`fedlgm study --list` the studies."),
+        (("simulat",), "did you mean 'simulate'?"),
+        (("run", "digits"), "No such command 'run': use simulate."),
+        (("version",), "use --version."),
+        (("first",), "known: pretrain, simulate, compare"),
+        (("node", "stats"), "No such command 'stats': did you mean 'status'?"),
+        (("attack", "digits"), "known: mia, lira"),
+    ],
+)
+def test_an_unknown_command_leads_to_one_that_is_there(run, arguments, words):
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    said = " ".join(err.replace("│", " ").split())
+    assert words in said
+    assert said.lower().count("did you mean") <= 1
 
 
 def test_a_cohort_larger_than_the_population(run, tiny_file, tmp_path):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import sparse
 from torch import nn
 from torch.optim import SGD
@@ -71,6 +72,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "epsilon as an argument": (run(epsilon=8), "overrides={'privacy.epsilon': 8}"),
     "rounds as an argument": (run(rounds=3), "overrides={'federation.rounds': 3}"),
     "clients as an argument": (run(clients=3), "overrides={'federation.clients': 3}"),
+    "num_clients as an argument": (run(num_clients=3), "overrides={'federation.clients': 3}"),
+    "the folder of a study": (run(folder="x"), "simulate has no argument 'folder'; did you mean run_dir?"),
+    "a model in the recipe's place": (lambda: simulations.simulate(nn.Linear(5, 2)), "name what it is, model=..."),  # type: ignore[arg-type]
+    "data in the recipe's place": (lambda: simulations.simulate(OWNED), "name what it is, data=..."),  # type: ignore[arg-type]
+    "a mistyped section": (run(overrides={"federated.clients": 3}), "did you mean 'federation'?"),
     "learning rate as an argument": (run(lr=0.1), "overrides={'training.lr': 0.1}"),
     "seed as an argument": (run(seed=1), "overrides={'run.seed': 1}"),
     "epsilon of a study": (study(epsilon=8), "study has no argument 'epsilon'; a recipe has the key privacy.epsilon"),
@@ -108,6 +114,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "labels in a column": (on(X, Y[:, None]), "one column of classes is y.ravel()"),
     "one-hot labels": (on(X, np.eye(2, dtype=int)[Y]), "one-hot rows are y.argmax(1)"),
     "labels as floats": (on(X, Y + 0.0), "y.astype(int)"),
+    "three arrays in a part": (run(data={"train": (X, Y, Y), "test": (X, Y)}), "got a tuple of 3: give (x, y)"),
+    "inputs alone": (run(data={"train": X, "test": X}), "a pair of arrays (inputs, targets), got a ndarray"),
     "missing values": (on(np.where(X > 2, np.nan, X), Y), "values are NaN or infinite, the first at index"),
     "a sparse matrix": (on(sparse.csr_matrix(X), Y), "x.toarray()"),
     "no test set": (run(data={"train": (X, Y)}), "key 'test' is missing"),
@@ -142,6 +150,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "the weights as the model": (run(model=nn.Linear(5, 2).state_dict()), "neither an nn.Module"),
     "a frozen model": (run(model=nn.Linear(5, 2).requires_grad_(False)), "no trainable parameters"),
     "double precision": (run(model=nn.Linear(5, 2).double()), "model.float() converts them"),
+    "a softmax at the end": (run(model=nn.Sequential(nn.Linear(5, 2), nn.Softmax(1))), "remove its last softmax"),
+    "a compiled model": (run(model=torch.compile(nn.Linear(5, 2))), "compiled (OptimizedModule): pass the nn.Module"),
+    "a scripted model": (run(model=torch.jit.script(nn.Linear(5, 2))), "pass the nn.Module from which it was made"),
+    "a model without its data": (run(data=None), "the data 'digits' of the recipe were used: pass your own as data="),
     "a model of two outputs": (run(model=nn.GRU(5, 2)), "wrap it in a module that returns the one"),
     "BatchNorm": (
         run(model=nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))), "to_groupnorm replaces them",
@@ -152,7 +164,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "evaluate by name": (run(evaluate="auc"), "evaluate takes functions"),
     "an optimizer of torch": (run(server_optimizer=SGD), "is a torch optimizer, which steps on gradients: use 'sgd'"),
     "a set of torch": (run(data=TensorDataset()), "of a torch data set or loader give the arrays"),
-    "a part of torch": (run(data={"train": TensorDataset(), "test": TensorDataset()}), "give its arrays"),
+    "a part of torch": (run(data={"train": TensorDataset(), "test": TensorDataset()}), "a TensorDataset: give (x, y)"),
     "owners that nobody named": (changed(data__partition="natural"), "name the owner of each example (users=)"),
     "a search of nothing": (lambda: simulations.tune(), "search: give at least one key and its values"),
     "no patience": (changed(run__patience=0), "run.patience: must be at least 1"),
