@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -294,6 +295,7 @@ def resume(
     workers: int | None = None,
     ray_address: str | None = None,
     supernodes: int | None = None,
+    users: Any = None,
     **objects: Any,
 ) -> RunResult:
     """Continue an interrupted run to the model of an uninterrupted one, or open a finished run.
@@ -312,12 +314,16 @@ def resume(
         workers: see `simulations.launch.simulate`.
         ray_address: likewise.
         supernodes: likewise.
+        users: as for `simulate`, if the run was started with it.
         objects: the objects that the run was started with (model, task, data, mechanism, partition, server_optimizer);
             others are refused. `metrics` and `evaluate` may differ.
 
     Raises:
         RunError: no run, or objects or clients that differ from those of the run.
     """
+    refuse_unknown("resume", objects, [field.name for field in fields(Own)])
+    if users is not None:
+        objects["data"] = data_sets.with_users(objects.get("data"), users)
     own = own_of(objects)
     options = {"workers": workers, "ray_address": ray_address, "supernodes": supernodes}
     require_callback(progress)

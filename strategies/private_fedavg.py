@@ -173,9 +173,10 @@ class PrivateFedAvg(LayerwiseFedAvg):
         same form and sees only released models, so it costs no privacy.
 
         Raises:
-            ConfigError: `num_rounds` is not a whole number, or negative.
+            ConfigError: `num_rounds` is not a whole number, or negative; another argument has a wrong type.
             DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the previous round.
         """
+        _require_types(grid, initial_arrays, (train_config, evaluate_config), evaluate_fn)
         left = self.method.facts.rounds - self.transcript.rounds
         if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
             raise ConfigError(f"num_rounds must be a whole number of at least 0, got {num_rounds!r}")
@@ -236,6 +237,20 @@ def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
         raise ConfigError(f"server_lr must be a positive number, got {lr!r}")
     usual = _RATES.get(optimizer, 1.0) if isinstance(optimizer, str) else 1.0
     return server_step(optimizer or "sgd", lr=usual if lr is None else lr, momentum=_MOMENTUM)
+
+
+def _require_types(grid: Any, arrays: Any, configs: Iterable[Any], evaluate_fn: Any) -> None:
+    """Refuse arguments of `start` on which Flower would fail in its own code, some of them only after a round."""
+    if not hasattr(grid, "send_and_receive"):
+        raise ConfigError(f"grid is the first argument of the function under @app.main(), got {type(grid).__name__}")
+    if not isinstance(arrays, ArrayRecord | None):
+        raise ConfigError(f"initial_arrays must be an ArrayRecord, got {type(arrays).__name__}")
+    for config in configs:
+        if not isinstance(config, ConfigRecord | None):
+            kind = type(config).__name__
+            raise ConfigError(f"train_config must be a ConfigRecord, such as ConfigRecord({{'lr': 0.1}}), got {kind}")
+    if evaluate_fn is not None and not callable(evaluate_fn):
+        raise ConfigError(f"evaluate_fn must be a function (round, arrays), got {evaluate_fn!r}")
 
 
 def _warn_of_arrays(given: ArrayRecord, own: Iterable[ArrayRecord]) -> None:

@@ -47,7 +47,7 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
         momentum: momentum, for steps that use it.
 
     Returns:
-        The step; a user's step starts with a fresh state, independent of earlier use of the given object.
+        The step; of a step given as an object a copy, so that no two runs share its state.
 
     Raises:
         ConfigError: unknown, or not a step.
@@ -61,7 +61,7 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
     if isinstance(choice, str) and not is_reference(choice):
         return ServerOptimizer(choice, lr, momentum)  # type: ignore[arg-type]
     if isinstance(choice, ServerOptimizer | Yogi):
-        return choice
+        return copy.deepcopy(choice)
     found = load_object(choice, "server optimizer") if isinstance(choice, str) else choice
     label = shown_name(choice)
     if isinstance(found, torch.optim.Optimizer) or (

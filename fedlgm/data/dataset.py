@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,7 +156,11 @@ class DataSet:
         missing = [key for key in ("train", "test") if key not in arrays]
         if unknown or missing:
             problem = f"unknown key {unknown[0]!r}" if unknown else f"key {missing[0]!r} is missing"
-            raise DataError(f"data: {problem}; its keys: {', '.join(dict.fromkeys(known))}")
+            files = [key for key in ("train", "test") if isinstance(arrays.get(key), str | Path)]
+            if files:
+                raise DataError(f"data: {files[0]!r} is a name, not a table: read a file with pandas.read_csv(...)")
+            hint = "give the validation part as 'test'; " if "validation" in arrays else ""
+            raise DataError(f"data: {problem}; {hint}its keys: {', '.join(dict.fromkeys(known))}")
         if of_tables:
             arrays = tables.as_arrays(arrays)
         options = {key: value for key, value in arrays.items() if key not in ("train", "test")}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -78,7 +79,9 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     if "text" in options or "tokenizer" in options:
         for part, columns in parts.items():
             columns.update(_tokenized(columns, part, options))
-    target = options.get("target") or next((name for name in TARGETS if name in parts["train"]), None)
+    target = options.get("target")
+    if target is None:
+        target = next((name for name in TARGETS if name in parts["train"]), None)
     if target is None and "input_ids" not in parts["train"]:
         raise DataError(f"data.target: which column is the target? It must be one of {_listed(parts['train'])}")
     if target is not None and data.get("labels") is None and (classes := _class_names(data["train"], target)):
@@ -98,7 +101,9 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _columns(table: Any, part: str) -> _Columns:
     if not is_table(table):
-        raise DataError(f"data: 'train' and 'test' must both be tables, {part!r} is of type {type(table).__name__}")
+        hint = "; pandas.concat joins several tables" if isinstance(table, list | tuple | dict) else ""
+        kind = type(table).__name__
+        raise DataError(f"data: 'train' and 'test' must both be tables, {part!r} is of type {kind}{hint}")
     if hasattr(table, "with_format"):
         return dict(table.with_format(None)[:])
     return {str(name): table[name].to_numpy() for name in table.columns}
@@ -113,10 +118,17 @@ def _class_names(table: Any, target: str) -> tuple[str, ...] | None:
 
 def _taken(columns: _Columns, name: Any, part: str) -> Any:
     if not isinstance(name, str):
-        raise DataError(f"data: a column is named by one text, got {name!r}; its columns: {_listed(columns)}")
+        got = repr(name) if isinstance(name, list) else type(name).__name__
+        raise DataError(f"data: a column is named by one text, got {got}; its columns: {_listed(columns)}")
     if name not in columns:
-        raise DataError(f"data: {part!r} has no column {name!r}; its columns: {_listed(columns)}")
+        raise DataError(f"data: {part!r} has no column {name!r}; {_alike(name, columns)}")
     return columns.pop(name)
+
+
+def _alike(name: str, columns: Iterable[str]) -> str:
+    """A similar column, or else all of them."""
+    close = get_close_matches(name, columns, n=1, cutoff=0.7)
+    return f"did you mean {close[0]!r}?" if close else f"its columns: {_listed(columns)}"
 
 
 def _listed(columns: Iterable[str]) -> str:
@@ -130,7 +142,16 @@ def _tokenized(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict
         raise DataError(
             f"data: a tokenizer is an object, as AutoTokenizer.from_pretrained(...), got {options['tokenizer']!r}"
         )
-    texts, length = [str(text) for text in _taken(columns, options["text"], part)], options.get("length")
+    column, length = _taken(columns, options["text"], part), options.get("length")
+    if length is not None and not (isinstance(length, int) and length > 0):
+        raise DataError(f"data: length is the maximum number of tokens, a whole number of at least 1, got {length!r}")
+    lost = [row for row, text in enumerate(column) if not isinstance(text, str)]
+    if lost:
+        raise DataError(
+            f"data: column {options['text']!r} of {part!r} has no text in {len(lost)} of {len(column)} rows, first in "
+            f"row {lost[0]}, counted from 0: leave these rows out"
+        )
+    texts = list(column)
     encoded = options["tokenizer"](texts, truncation=length is not None, max_length=length)
     return {name: encoded[name] for name in TOKENS if name in encoded}
 
@@ -193,7 +214,7 @@ def _features(
     """The columns side by side, [n, k], or a single column of arrays [n, ...]."""
     lost = [name for name in names if name not in columns]
     if lost:
-        raise DataError(f"data: {part!r} has no column {lost[0]!r}; its columns: {_listed(columns)}")
+        raise DataError(f"data: {part!r} has no column {lost[0]!r}; {_alike(lost[0], columns)}")
     if not names:
         raise DataError(f"data: {part!r} has no column besides target and user: there are no features")
     found = {name: as_array(columns[name], name, part) for name in names}

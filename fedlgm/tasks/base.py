@@ -97,7 +97,8 @@ class Task(ABC):
         with torch.no_grad():
             shapes = inputs.each(lambda part: (str(part.dtype).removeprefix("torch."), tuple(part.shape)), x)
             whole = any(part.dtype == torch.int64 for part in (x if isinstance(x, tuple) else (x,)))
-            hint = " (integers are taken as tokens, give other inputs as floats, such as x / 255)" if whole else ""
+            tokens = "tokens, below the model's vocabulary and in rows within its length; other inputs are floats"
+            hint = f" (integers are {tokens}, such as x / 255)" if whole else ""
             try:
                 with users_code(f"the model does not take a batch of the data {data.name!r}, {shapes}{hint}", module):
                     outputs = inputs.call(module.eval(), inputs.to(x, device))

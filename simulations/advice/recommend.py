@@ -48,8 +48,8 @@ class Recommendation(Figures):
         advice: what to use, in a sentence.
 
     Example:
-        >>> Recommendation({"advice": "level: use gaussian.", "scores": {"gaussian": 1.0, "uniform": 1.1}})
-        Recommendation(level: use gaussian. Scores: gaussian 1.00, uniform 1.10)
+        >>> Recommendation({"advice": "use gaussian.", "scores": {"gaussian": 1.0, "uniform": 1.1}})
+        Recommendation(use gaussian. Scores: gaussian 1.00, uniform 1.10)
     """
 
     def __init__(self, values: Advice) -> None:

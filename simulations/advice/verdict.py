@@ -31,14 +31,14 @@ def verdict(scores: Mapping[str, float], unit: str) -> str:
         >>> verdict({"gaussian": 1.0, "uniform": 1.9, "dimension-adjusted": 0.2}, "client")
         'uniform is expected to be worth 1.90 times the signal to noise of gaussian; avoid dimension-adjusted.'
         >>> verdict({"gaussian": 1.0, "uniform": 1.1}, "client")
-        'level: use gaussian.'
+        'use gaussian: no other rule is expected to be better by a fifth.'
     """
     flat = {"client": "gaussian", "example": "dp-sgd with style = 'flat'"}[unit]
     best = advised(scores)
     if best != "gaussian":
         words = f"{best} is expected to be worth {scores[best]:.2f} times the signal to noise of {flat}"
     elif any(ratio > WORSE for rule, ratio in scores.items() if rule != "gaussian"):
-        words = f"level: use {flat}"
+        words = f"use {flat}: no other rule is expected to be better by a fifth"
     else:
         words = f"use {flat}: every other rule is expected to be worse"
     bad = [rule for rule, ratio in scores.items() if ratio <= WORSE]

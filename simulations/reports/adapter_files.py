@@ -40,7 +40,7 @@ def export_adapter(run: Path | str, out: Path | str | None = None, module: nn.Mo
 
     Raises:
         ConfigError: the model has no adapters, or see `load_model`.
-        RunError: the run has not changed any adapter; or see `load_model`.
+        RunError: the run has not changed any adapter; `out` is no folder; or see `load_model`.
     """
     folder = Path(run) / "adapter" if out is None else Path(out)
     told, loaded = metadata(run), load_model(run, module)
@@ -56,7 +56,10 @@ def export_adapter(run: Path | str, out: Path | str | None = None, module: nn.Mo
     texts_of = texts(told) | {"base_sha256": fixed_digest(loaded), "format": "pt"}
     model = models.original(loaded)
     tensors, config = _of_peft(model) if hasattr(model, "peft_config") else _of_low_rank(model)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write the adapter into {folder}: {error.strerror}; choose another folder") from error
     state = {key: value.detach().contiguous().clone() for key, value in tensors.items()}
     write_durably(folder / WEIGHTS, save(state, texts_of), PUBLIC, shared=True)
     strict_json.write(folder / CONFIG, config)

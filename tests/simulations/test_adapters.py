@@ -117,6 +117,8 @@ def test_peft_reads_its_adapter_back(make, tmp_path):
 def test_peft_reads_low_rank_layers_and_the_new_head(tmp_path):
     result = simulations.simulate(model=adapted(), data=numbers(), overrides=CHANGES, run_dir=tmp_path / "run")
     result.export(tmp_path / "adapter", adapter=True)
+    with pytest.raises(RunError, match=r"cannot write the adapter into .*: File exists; choose another folder"):
+        result.export(tmp_path / "adapter" / "adapter_config.json", adapter=True)
     again = PeftModel.from_pretrained(base(), tmp_path / "adapter")
     x = torch.randn(5, 6)
     with torch.no_grad():

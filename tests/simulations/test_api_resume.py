@@ -79,6 +79,15 @@ def test_a_run_of_objects_continues_in_another_process(tmp_path: Path) -> None:
     assert simulations.resume(run, **objects_of()).model() is not None
 
 
+def test_a_run_with_users_continues_with_the_same_argument(tmp_path: Path) -> None:
+    users = np.arange(len(DATA["train"][1])) % 20
+    whole = simulations.simulate(model=Net, data=DATA, users=users, overrides=SMALL, run_dir=tmp_path / "run")
+    again = simulations.resume(tmp_path / "run", model=Net, data=DATA, users=users)
+    assert again["model_sha256"] == whole["model_sha256"]
+    with pytest.raises(RunError, match="another division of the data"):
+        simulations.resume(tmp_path / "run", model=Net, data=DATA, users=users[::-1])
+
+
 def fine_tuned(seed: int, activation: type[torch.nn.Module] = torch.nn.Tanh) -> torch.nn.Module:
     """The same trained head on frozen features of a seed."""
     torch.manual_seed(0)

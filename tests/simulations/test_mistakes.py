@@ -180,6 +180,30 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "two targets": (
         run(data={"train": TABLE, "test": TABLE, "target": ["y", "a"]}), "a column is named by one text",
     ),
+    "missing texts": (
+        run(data={"train": TEXTS.assign(text=None), "test": TEXTS, "text": "text", "tokenizer": len, "target": "y"}),
+        "has no text in 200 of 200 rows, first in row 0",
+    ),
+    "a length in a string": (
+        run(data={"train": TEXTS, "test": TEXTS, "text": "text", "tokenizer": len, "target": "y", "length": "8"}),
+        "a whole number of at least 1, got '8'",
+    ),
+    "pixels as tokens": (on((X > 0).astype(int), Y), "other inputs are floats, such as x / 255"),
+    "a series as the target": (
+        run(data={"train": TABLE, "test": TABLE, "target": TABLE["y"]}), "a column is named by one text, got Series",
+    ),
+    "a mistyped column": (
+        run(data={"train": TABLE.assign(site="a"), "test": TABLE, "target": "y"}, users="sites"), "did you mean 'site'",
+    ),
+    "files in the place of tables": (
+        run(data={"train": "a.csv", "test": "b.csv", "target": "y"}), "'train' is a name, not a table: read a file",
+    ),
+    "a list of tables": (run(data={"train": [TABLE, TABLE], "test": TABLE, "target": "y"}), "pandas.concat joins"),
+    "an AUC of one class": (
+        run(model=nn.Linear(5, 1), task="ranked", data={"train": (X, Y), "test": (X, Y * 0)}),
+        "test targets of both classes",
+    ),
+    "epsilon of a resumed run": (lambda: simulations.resume("run", epsilon=8), "resume has no argument 'epsilon'"),
     "a tokenizer by name": (
         run(data={"train": TEXTS, "test": TEXTS, "target": "y", "text": "text", "tokenizer": "bert"}),
         "AutoTokenizer.from_pretrained(...), got 'bert'",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,30 @@ def test_optimizers_by_name_and_object(optimizer: Any, tmp_path: Path) -> None:
     moved = made.optimizer.step(zero, mean)
     assert moved.shape == (8,)
     assert bool((moved > 0).all())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"grid": None}, r"grid is the first argument of the function under @app.main\(\), got NoneType"),
+        ({"initial_arrays": nn.Linear(3, 2).state_dict()}, "initial_arrays must be an ArrayRecord, got OrderedDict"),
+        ({"train_config": {"lr": 0.1}}, "train_config must be a ConfigRecord, such as .* got dict"),
+        ({"evaluate_fn": "accuracy"}, r"evaluate_fn must be a function \(round, arrays\), got 'accuracy'"),
+    ],
+)
+def test_arguments_of_start_are_checked_before_the_first_round(given: Any, message: str, tmp_path: Path) -> None:
+    made = strategy(tmp_path / "ledger.sqlite")
+    with pytest.raises(ConfigError, match=message):
+        made.start(**{"grid": SimpleNamespace(send_and_receive=list)} | given)
+    assert made.transcript.rounds == 0
+
+
+def test_two_strategies_share_no_state_of_one_optimizer(tmp_path: Path) -> None:
+    given = ServerOptimizer("momentum", 1.0)
+    first, second = (strategy(tmp_path / f"{name}.sqlite", optimizer=given) for name in ("first", "second"))
+    zero, mean = torch.zeros(8), torch.ones(8)
+    first.optimizer.step(zero, mean)
+    assert torch.equal(second.optimizer.step(zero, mean), mean)
 
 
 @pytest.mark.parametrize(

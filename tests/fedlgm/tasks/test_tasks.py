@@ -271,7 +271,7 @@ def test_a_model_that_does_not_take_the_data_is_refused() -> None:
 
 def test_integers_that_a_model_does_not_take_are_explained() -> None:
     data = DataSet.from_arrays((np.ones((4, 3), np.uint8), [0, 1, 0, 1]), (np.ones((4, 3), np.uint8), [0, 1, 0, 1]))
-    with pytest.raises(ConfigError, match=r"integers are taken as tokens, give other inputs as floats"):
+    with pytest.raises(ConfigError, match=r"integers are tokens, .*; other inputs are floats, such as x / 255"):
         tasks.Classification().check(nn.Linear(3, 2), data)
 
 

@@ -239,7 +239,10 @@ def test_the_score_is_progress_squared_over_the_noise_cost() -> None:
 
 
 def test_verdicts() -> None:
-    assert verdict({"gaussian": 1.0, "uniform": 1.01}, "client") == "level: use gaussian."
+    assert (
+        verdict({"gaussian": 1.0, "uniform": 1.01}, "client")
+        == "use gaussian: no other rule is expected to be better by a fifth."
+    )
     assert "uniform is expected to be worth 2.00" in verdict({"gaussian": 1.0, "uniform": 2.0}, "client")
     assert verdict({"gaussian": 1.0, "uniform": 0.1}, "example").endswith("avoid uniform.")
     assert len({len(line) for line in bars({"gaussian": 1.0, "uniform": 1e-9, "snr-consistent": 1e9})}) <= 2
