@@ -161,7 +161,10 @@ class NodeFolder:
             RunError: not a node's folder.
         """
         if not (path / "policy.toml").is_file():
-            raise RunError(f"{path} is not a node's folder (it has no policy.toml); make one: fedlgm node init {path}")
+            inner = path / "service"
+            made = (inner / "policy.toml").is_file()
+            hint = f"did you mean {inner}?" if made else f"make one: fedlgm node init {path}"
+            raise RunError(f"{path} is not a node's folder (it has no policy.toml); {hint}")
         return cls(path)
 
     def policy(self) -> Policy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import socket
@@ -76,7 +77,8 @@ def create(
     except OSError as error:
         raise RunError(f"cannot make the deployment {path}: {error}") from error
     except ConfigError as error:
-        raise ConfigError(str(error).replace(str(draft.path), str(path))) from error
+        said = re.sub(r"^\S+/policy\.toml: ", "the nodes' policy: ", str(error))  # a file of the draft
+        raise ConfigError(said.replace(str(draft.path), str(path))) from error
     finally:
         shutil.rmtree(draft.path, ignore_errors=True)
     return DeploymentFolder(path)

@@ -111,7 +111,9 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
             markup=False,
         )
     else:
-        _out.print(f"not answering: {answer.get('why')}", markup=False)
+        why = str(answer.get("why"))
+        hint = f"; start it: fedlgm node serve {folder}" if "No such file" in why else ""
+        _out.print(f"not answering: {why}{hint}", markup=False)
     if not answer.get("ok"):
         raise typer.Exit(1)
 

@@ -196,6 +196,18 @@ def test_a_recipes_own_module_is_looked_for_before_anything_starts(folder, tmp_p
         submit.run(folder, recipe)
 
 
+def test_the_folder_of_a_deployed_node_is_named_for_the_one_around_it(folder):
+    outer = folder.node("node0").service.path.parent
+    with pytest.raises(RunError, match=r"is not a node's folder .*; did you mean .*service\?"):
+        NodeFolder.open(outer)
+
+
+def test_a_wrong_policy_names_no_file_that_is_gone(tmp_path):
+    with pytest.raises(ConfigError, match=r"^the nodes' policy: privacy.trust.0: must be 'central', 'local'"):
+        create(tmp_path / "new", 1, example=None, policy={"trust": ["distribute"]})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_is_made_whole_or_not_at_all(folder, tmp_path):
     with pytest.raises(RunError, match="exists already"):
         create(folder.path, 2)
