@@ -184,7 +184,7 @@ class LocalSteps:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.count, numbers.Integral) and self.count >= 1):
-            raise ConfigError(f"a round has a whole number of local steps, at least 1, got {self.count}")
+            raise ConfigError(f"the number of local steps must be a whole number of at least 1, got {self.count}")
         check_rate(rate=self.rate)
         check_positive(batch=self.batch)
 

@@ -1,8 +1,8 @@
 """How a release's noise is drawn: independently, or correlated with the noise of all rounds so far.
 
-Correlated noise of round t is w_t, row t of C^-1 z, with z_r independent and drawn by the ring of round r. So the rings
-of the rounds so far are the whole state: replaying them gives the same bits as never having stopped. Rings and releases
-together reveal the sums: the rings must stay as secret as the sums themselves.
+Correlated noise of round t is w_t, row t of C^-1 z, with z_r independent and drawn by the ring of round r. The rings
+of the rounds so far are therefore the whole state: a resumed run draws the same bits as an uninterrupted one. Rings
+and releases together reveal the sums: the rings must stay as secret as the sums themselves.
 """
 
 from __future__ import annotations

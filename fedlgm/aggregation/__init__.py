@@ -1,6 +1,6 @@
 """Bounded sums of contributions, on the CPU and on accelerators, and the kernels that compute them.
 
-An update's way: `sum_on(plan, device)` makes an empty sum where updates lie, `add` bounds and adds them, and
+The steps: `sum_on(plan, device)` makes an empty sum on the updates' device, `add` bounds and adds them, and
 `fedlgm.release.release` adds the plan's noise.
 """
 

@@ -146,7 +146,7 @@ def invert(
     public noise scales; not its images, and not its labels unless they are given.
 
     Args:
-        module: a classifier of images that holds the weights the client started from; left as it is.
+        module: a classifier of images that holds the weights from which the client started; not changed.
         observation: what the attacker sees.
         training: the client's local training, with optimizer "sgd". A client with more images than one batch holds
             takes its steps in an order that the attacker does not know: they are simulated on all images.

@@ -13,7 +13,8 @@ if the canary was in, and exactly Gaussian noise of standard deviation 1 if the 
     record = canaries.record()             # everything that the bounds of a run are computed from
 
 If the rounds of a run are one mechanism (correlated noise, restricted participation), a canary takes part as a client
-may: in every b-th round from one of the first b on, each time with the same contribution, whose sign is a fair coin.
+may: in every b-th round, beginning with one of the first b, and each time with the same contribution, whose sign is
+random.
 The checks of the noise then use z = C w, which whitening computes from the noise of the rounds so far.
 """
 

@@ -173,7 +173,7 @@ class Subject:
         return Transcript.start(torch.randn(self.layers.size, generator=self._generator(1)))
 
     def later(self) -> Transcript:
-        """Transcript after one round, as an adaptive mechanism could meet it."""
+        """A transcript after one round, such as an adaptive mechanism may read."""
         start = self.start
         if self.private_plan:
             return start

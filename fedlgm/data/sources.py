@@ -220,7 +220,7 @@ def read(name: str, folder: Path) -> DataSet:
 
 
 def read_test(name: str, folder: Path) -> DataSet:
-    """The test examples of the set `name`, which has files for them alone, as training and as test examples.
+    """The test examples of the set `name`, read from their own files, as both parts of a set.
 
     Raises:
         DataError: if a file is damaged.

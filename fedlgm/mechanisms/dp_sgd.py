@@ -152,7 +152,7 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
     clip: Literal["eq", "med"] = "med"
 
     def calibrate(self, facts: RunFacts) -> float:
-        """As for DP-SGD; the server sees no batch of clients' own noisy steps to plan from."""
+        """As for DP-SGD; where clients add noise to their own steps, the server has no batch to plan from."""
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)
 

@@ -154,8 +154,8 @@ class Method:
             return
         if last is not None and last.protected and last.family != plan.family:
             raise PrivacyError(
-                f"{self.mechanism.name}: round {done + 1} has {plan.family} noise, the round before {last.family}: the "
-                "kind of noise is fixed before the run, because costs that follow from past releases do not compose"
+                f"{self.mechanism.name}: round {done + 1} has {plan.family} noise, the round before had {last.family} "
+                "noise: fix the kind of noise before the run, because costs that depend on past releases do not compose"
             )
         own = plan.effective_multiplier if plan.size else self.facts.noise_multiplier  # as the plan's event has it
         cost = (self.facts.noise_multiplier / own) ** 2

@@ -108,7 +108,7 @@ def multiplier_explained(unit: Unit, relation: Relation) -> str:
     """The meaning of the noise multiplier in a row of the ledger.
 
     >>> multiplier_explained("client", "add-remove")
-    'multiplier: the noise over the most that one client more or less moves what is released, all layers together'
+    'multiplier: noise divided by the largest change that one client more or less can make, all layers together'
     """
     moved = _MOVED[relation].format(unit)
-    return f"multiplier: the noise over the most that {moved} moves what is released, all layers together"
+    return f"multiplier: noise divided by the largest change that {moved} can make, all layers together"

@@ -195,7 +195,7 @@ class _Parent:
         return Connection(ours.detach())
 
     def end(self) -> None:
-        """End it, and with it its workers."""
+        """End the process and its workers."""
         self._line.close()
         deadline = time.monotonic() + _ENDING_S
         with suppress(ChildProcessError, ProcessLookupError):

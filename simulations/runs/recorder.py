@@ -69,7 +69,7 @@ class Recorder:
             self.check_stopped()
 
     def check_stopped(self) -> None:
-        """End the run if its rule holds; StoppedEarly."""
+        """Raise StoppedEarly if the run's rule for stopping holds."""
         if self._rule is not None and self._rule.holds(self._folder.rows()):
             raise StoppedEarly
 

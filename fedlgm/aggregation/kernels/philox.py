@@ -66,7 +66,7 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tupl
 
     Args:
         counter: four words in [0, 2**32), each a Python int, a NumPy int64 or uint64 array or a torch int64 tensor.
-            They broadcast; words that are ints cost nothing until they meet an array.
+            They broadcast; a word that is an int becomes an array only where it is combined with one.
         key: two words in [0, 2**32).
 
     Returns:
