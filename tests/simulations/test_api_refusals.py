@@ -216,5 +216,5 @@ def test_metrics_that_are_no_means_over_examples_are_refused(tmp_path: Path) -> 
 
 def test_a_recipe_of_plain_values_is_refused():
     """Its text was looked for as a file's name, which ended in the operating system's error."""
-    with pytest.raises(ConfigError, match=r"a recipe is its name or its file, got dict"):
+    with pytest.raises(ConfigError, match=r"the first argument is a recipe's name or file, got dict: name what it is"):
         simulations.simulate({"name": "tiny", "federation": {"clients": 20}})

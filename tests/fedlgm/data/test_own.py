@@ -85,7 +85,7 @@ HOLES[4, 1] = np.nan
         (changed(train=(X, np.full(60, np.nan))), r"training targets: 60 values are NaN"),
         (changed(test=(X[:, :2], Y)), r"test: its arrays .* are not like the training set's .*only their lengths"),
         (changed(test=(X[:0], Y[:0])), r"at least one test example"),
-        (changed(train=X), r"training data must be a pair \(inputs, targets\), got ndarray"),
+        (changed(train=X), r"training data must be a pair of arrays \(inputs, targets\), got a ndarray"),
         (changed(train=([[1, 2], [3]], [0, 1])), r"training inputs: not an array of numbers"),
         (
             changed(train=([[1.0]], ["cat"])),
