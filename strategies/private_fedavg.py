@@ -176,13 +176,16 @@ class PrivateFedAvg(LayerwiseFedAvg):
             ConfigError: `num_rounds` is not a whole number, or negative; another argument has a wrong type.
             DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the previous round.
         """
-        _require_types(grid, initial_arrays, (train_config, evaluate_config), evaluate_fn)
         left = self.method.facts.rounds - self.transcript.rounds
         if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
             raise ConfigError(f"num_rounds must be a whole number of at least 0, got {num_rounds!r}")
+        wanted = left if num_rounds is None else min(int(num_rounds), left)
+        if wanted and not hasattr(grid, "send_and_receive"):
+            kind = type(grid).__name__
+            raise ConfigError(f"grid is the first argument of the function under @app.main(), got {kind}")
+        _require_types(initial_arrays, (train_config, evaluate_config), evaluate_fn)
         if initial_arrays is not None and self.transcript.rounds == 0:
             _warn_of_arrays(initial_arrays, (self._state(), self.initial_arrays()))
-        wanted = left if num_rounds is None else min(int(num_rounds), left)
         result = super().start(grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate_fn)
         result.arrays = self._state()
         return result
@@ -239,10 +242,8 @@ def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
     return server_step(optimizer or "sgd", lr=usual if lr is None else lr, momentum=_MOMENTUM)
 
 
-def _require_types(grid: Any, arrays: Any, configs: Iterable[Any], evaluate_fn: Any) -> None:
+def _require_types(arrays: Any, configs: Iterable[Any], evaluate_fn: Any) -> None:
     """Refuse arguments of `start` on which Flower would fail in its own code, some of them only after a round."""
-    if not hasattr(grid, "send_and_receive"):
-        raise ConfigError(f"grid is the first argument of the function under @app.main(), got {type(grid).__name__}")
     if not isinstance(arrays, ArrayRecord | None):
         raise ConfigError(f"initial_arrays must be an ArrayRecord, got {type(arrays).__name__}")
     for config in configs:
