@@ -61,11 +61,12 @@ def _model(scale: Scale) -> nn.Module:
 
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=scale.words, n_embd=scale.width, n_layer=scale.layers, n_head=scale.width // 8 // 8 or 1,
+        vocab_size=scale.words, n_embd=scale.width, n_layer=scale.layers, n_head=max(1, scale.width // 64),
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, attn_implementation="eager",
     )  # fmt: skip
     adapters = LoraConfig(r=8, target_modules=["c_attn"], fan_in_fan_out=True)
-    adapted: nn.Module = get_peft_model(GPT2LMHeadModel(config), adapters)
+    base: Any = GPT2LMHeadModel(config)
+    adapted: nn.Module = get_peft_model(base, adapters)
     return adapted
 
 

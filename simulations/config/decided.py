@@ -49,10 +49,11 @@ def _for_device(assembly: Assembly) -> Assembly:
     recipe, training = assembly.recipe, assembly.recipe.training
     if assembly.device.type == "cpu" or isinstance(assembly.mechanism, BoundsExamples):
         return assembly
-    changed: dict[str, object] = {"width": training.width or max(SIDE_BY_SIDE, recipe.run.block_size)}
+    width = training.width or max(SIDE_BY_SIDE, recipe.run.block_size)
+    changed: dict[str, object] = {"width": width}
     if "vectorize" not in training.model_fields_set and training.kernel != "native":
         changed["vectorize"] = "auto"
-    run = recipe.run.model_copy(update={"block_size": max(recipe.run.block_size, changed["width"])})
+    run = recipe.run.model_copy(update={"block_size": max(recipe.run.block_size, width)})
     recipe = recipe.model_copy(update={"training": training.model_copy(update=changed), "run": run})
     return Assembly(recipe, assembly.own).with_data(assembly.dataset, assembly.partition)
 
