@@ -64,14 +64,14 @@ def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = Fa
         equal: whether all models train on equally many, as federations of a given number of clients do.
 
     Raises:
-        ConfigError: an odd number of models, or fewer than four.
+        ConfigError: an odd number of models.
 
     Example:
         >>> random_halves(examples=5, models=4).sum(axis=0).tolist()  # every example is in half of the models
         [2, 2, 2, 2, 2]
     """
-    if models < 4 or models % 2:
-        raise ConfigError(f"membership attacks train an even number of models, at least 4, got {models}")
+    if models % 2:
+        raise ConfigError(f"membership attacks divide examples between pairs of models, got {models} models")
     rng = np.random.default_rng(seed)
     drawn = rng.random((models // 2, examples))
     first = drawn.argsort(axis=1).argsort(axis=1) < examples // 2 if equal else drawn < 0.5
