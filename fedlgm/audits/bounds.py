@@ -6,7 +6,6 @@ relation by which in and out differ. Assumptions:
 
     epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release
     epsilon_one_run           one run, canaries in by independent fair coins; any (epsilon, delta)-DP release
-    epsilon_one_run_fdp       the same, for releases that are Gaussian-DP
 
 Scores with Gaussian noise allow tighter bounds: `fedlgm.audits.gaussian_scores`.
 
@@ -28,7 +27,6 @@ import scipy.stats
 
 from fedlgm.audits.scores import CONFIDENCE, XTOL, Array, Scores, check
 from fedlgm.errors import ConfigError
-from fedlgm.privacy.gaussian import gaussian_mu
 
 ThresholdRule = Literal["split", "frontier"]
 
@@ -92,28 +90,6 @@ def _one_run_excess(
     canaries: int, guesses: int, correct: int, significance: float, delta: float
 ) -> Callable[[float], float]:
     return lambda epsilon: significance - one_run_p_value(canaries, guesses, correct, epsilon, delta)
-
-
-def _fdp_excess(
-    canaries: int, guesses: int, correct: int, significance: float, delta: float
-) -> Callable[[float], float]:
-    """Positive where the counts refute Gaussian DP at (epsilon, delta).
-
-    Source: Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One Run" (2024), Algorithm 3.
-    """
-
-    def excess(epsilon: float) -> float:
-        mu = gaussian_mu(epsilon, delta) if epsilon > 0 else math.sqrt(8) * float(scipy.special.erfinv(delta))
-        right, wrong = significance * correct / canaries, significance * (guesses - correct) / canaries
-        for i in range(correct - 1, -1, -1):
-            more = max(wrong, float(scipy.special.ndtr(scipy.special.ndtri(min(right, 1.0)) - mu)))
-            if more == wrong:
-                break  # neither number changes any more
-            right = min(right + i / (guesses - i) * (more - wrong), 1.0)
-            wrong = more
-        return right + wrong - guesses / canaries
-
-    return excess
 
 
 def _largest_refuted(excess: Callable[[float], float], low: float) -> float:
@@ -225,35 +201,6 @@ def epsilon_one_run(
     return _one_run(_one_run_excess, scores, delta, confidence, rule, seed)
 
 
-def epsilon_one_run_fdp(
-    scores: Scores,
-    delta: float,
-    confidence: float = CONFIDENCE,
-    *,
-    rule: ThresholdRule | float = "split",
-    seed: int | None = 0,
-) -> float:
-    """Lower bound on epsilon from one run of a release that is Gaussian-DP; see `epsilon_one_run` for the arguments.
-
-    It is tighter than `epsilon_one_run`, which allows for every (epsilon, delta)-DP release. Releases sampled with a
-    rate below 1 are not Gaussian-DP, so the bound does not hold for them.
-
-    Raises:
-        ConfigError: an argument outside its range (delta must be positive), or too few scores.
-
-    Source: Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One Run" (2024).
-
-    Example:
-        >>> told_apart = Scores(np.ones(50), np.zeros(50))
-        >>> epsilon_one_run_fdp(told_apart, 1e-5, rule=0.5) > epsilon_one_run(told_apart, 1e-5, rule=0.5)
-        True
-    """
-    check(delta, confidence)
-    if delta == 0:
-        raise ConfigError("delta must be positive: no Gaussian release has delta = 0")
-    return _one_run(_fdp_excess, scores, delta, confidence, rule, seed)
-
-
 def _one_run(
     family: Callable[[int, int, int, float, float], Callable[[float], float]],
     scores: Scores,
@@ -286,11 +233,10 @@ def _one_run(
 
 # -- how much can be shown at all --------------------------------------------------------------------------------------
 
-Counting = Literal["clopper-pearson", "one-run", "one-run-fdp"]
+Counting = Literal["clopper-pearson", "one-run"]
 _BOUNDS: dict[Counting, Callable[..., float]] = {
     "clopper-pearson": epsilon_clopper_pearson,
     "one-run": epsilon_one_run,
-    "one-run-fdp": epsilon_one_run_fdp,
 }
 
 
@@ -298,7 +244,7 @@ def largest_epsilon(method: Counting, canaries: int, delta: float, confidence: f
     """Bound on epsilon if all of `canaries` canaries (half in, half out) were guessed correctly.
 
     Args:
-        method: bound to use: "clopper-pearson", "one-run" or "one-run-fdp".
+        method: bound to use: "clopper-pearson" or "one-run".
         canaries: number of canaries, or of trials.
         delta: delta of the bound.
         confidence: in (0.5, 1).

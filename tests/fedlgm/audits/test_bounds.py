@@ -32,7 +32,6 @@ def all_bounds(scores: Scores, confidence: float, rule: str | float) -> dict[str
             scores, DELTA, confidence, two_sided=True, **given_rule
         ),
         "one-run": bounds.epsilon_one_run(scores, DELTA, confidence, **given_rule),
-        "one-run-fdp": bounds.epsilon_one_run_fdp(scores, DELTA, confidence, **given_rule),
     }
 
 
@@ -63,7 +62,6 @@ def test_equal_to_jax_privacy_on_the_same_scores(mean):
                         significance, DELTA, one_sided=False, **options
                     ),
                     "one-run": peer.epsilon_one_run(significance, DELTA, **options),
-                    "one-run-fdp": peer.epsilon_one_run_fdp(significance, DELTA, **options),
                 }
                 assert all_bounds(scores, 1 - significance, rule) == pytest.approx(expected, abs=1e-6)
 
@@ -80,7 +78,7 @@ def test_what_perfect_separation_shows():
         assert bounds.epsilon_clopper_pearson(scores, DELTA, 0.95, rule=0.5) == pytest.approx(shown, abs=0.01)
 
 
-@pytest.mark.parametrize("name", ["clopper-pearson", "one-run", "one-run-fdp"])
+@pytest.mark.parametrize("name", ["clopper-pearson", "one-run"])
 @pytest.mark.slow
 def test_no_bound_exceeds_the_truth_more_often_than_it_says(name):
     """Canaries of a Gaussian release in one run are independent, so every bound applies."""
@@ -108,7 +106,6 @@ def test_how_many_canaries_are_needed():
         (lambda: bounds.epsilon_one_run(normal_scores(1, 9, 0), 1.0, 0.9), "delta"),
         (lambda: bounds.epsilon_one_run(normal_scores(1, 9, 0), DELTA, 0.4), "confidence"),
         (lambda: bounds.epsilon_one_run(normal_scores(1, 9, 0), DELTA, 0.9, rule="best"), "split, frontier"),
-        (lambda: bounds.epsilon_one_run_fdp(normal_scores(1, 9, 0), 0.0, 0.9), "delta = 0"),
         (lambda: bounds.epsilon_clopper_pearson(Scores(np.ones(1), np.ones(1)), DELTA, 0.9), "too few"),
     ],
 )
