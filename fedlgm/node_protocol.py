@@ -26,6 +26,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedlgm.errors import RunError
+from fedlgm.wire import npy as npy  # bodies of messages are written by it
 from fedlgm.wire import view
 
 PROTOCOL = 4  # raised whenever what a question or an answer says changes

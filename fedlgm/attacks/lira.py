@@ -26,14 +26,13 @@ _LEAST_STD = 1e-6
 
 
 @torch.no_grad()
-def confidence_logits(module: nn.Module, x: Tensor, y: Tensor, batch_size: int = 1000) -> np.ndarray:
+def confidence_logits(module: nn.Module, x: Tensor, y: Tensor) -> np.ndarray:
     """ln(p / (1 - p)) of the true class's probability p, without overflow, float64 [n].
 
     Args:
         module: a classifier: inputs to logits.
         x: inputs [n, ...].
         y: labels [n].
-        batch_size: inputs of one pass.
 
     Source: Carlini et al., S&P 2022, Section VI-A.
 
@@ -43,7 +42,7 @@ def confidence_logits(module: nn.Module, x: Tensor, y: Tensor, batch_size: int =
     """
     module.eval()
     found = []
-    for inputs, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
+    for inputs, labels in zip(x.split(1000), y.split(1000), strict=True):
         logits = module(inputs).double()
         own = logits.gather(1, labels[:, None])
         others = logits.scatter(1, labels[:, None], -torch.inf)

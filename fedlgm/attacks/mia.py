@@ -13,7 +13,7 @@ from fedlgm.attacks.membership import MembershipResult, evaluate_scores
 
 
 @torch.no_grad()
-def output_scores(module: nn.Module, x: Tensor, y: Tensor, batch_size: int = 1000) -> dict[str, np.ndarray]:
+def output_scores(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarray]:
     """Scores of examples from the model's outputs, by attack; higher means "member", float64 [n] each.
 
     "loss": minus the cross-entropy. "confidence": the largest probability; needs no label. "entropy": minus the entropy
@@ -24,7 +24,6 @@ def output_scores(module: nn.Module, x: Tensor, y: Tensor, batch_size: int = 100
         module: a classifier: inputs to logits.
         x: inputs [n, ...].
         y: labels [n].
-        batch_size: inputs of one pass.
 
     Example:
         >>> scores = output_scores(nn.Identity(), torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -32,7 +31,7 @@ def output_scores(module: nn.Module, x: Tensor, y: Tensor, batch_size: int = 100
         (-0.1269, -0.1269)
     """
     module.eval()
-    log_p = torch.cat([torch.log_softmax(module(part).double(), dim=1) for part in x.split(batch_size)])
+    log_p = torch.cat([torch.log_softmax(module(part).double(), dim=1) for part in x.split(1000)])
     p = log_p.exp()
     own, own_log = p.gather(1, y[:, None])[:, 0], log_p.gather(1, y[:, None])[:, 0]
     log_rest = torch.log1p(-p.clamp(max=1 - 1e-12))
