@@ -50,7 +50,7 @@ def dirichlet(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) 
     """
     check_positive(alpha=alpha)
     partitioner = partitioners().DirichletPartitioner(
-        clients, "label", float(alpha), min_partition_size=0, self_balancing=False, shuffle=False, seed=_seed(ring, 0)
+        clients, "label", float(alpha), min_partition_size=0, self_balancing=False, shuffle=False, seed=_seed(ring)
     )
     try:
         return _owners(partitioner, labels, ring)
@@ -61,8 +61,8 @@ def dirichlet(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) 
         ) from error
 
 
-def _seed(ring: KeyRing, attempt: int) -> int:
-    low, high = ring.words(2, Purpose.PARTITION, _SEED, attempt)
+def _seed(ring: KeyRing) -> int:
+    low, high = ring.words(2, Purpose.PARTITION, _SEED, 0)
     return int(low) | int(high) << 32
 
 
@@ -148,7 +148,7 @@ def by_partitioner(
 def _filled(found: type, clients: int, ring: KeyRing, values: dict[str, Any]) -> dict[str, Any]:
     """Options of a class, completed by those that a run knows."""
     known = parameters_of(found)
-    own = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring, 0)}
+    own = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring)}
     # Tables (of a DistributionPartitioner) must be arrays; TOML has lists of lists.
     given = {
         key: np.asarray(value) if isinstance(value, list) and value and isinstance(value[0], list) else value
