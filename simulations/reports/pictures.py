@@ -145,9 +145,7 @@ def _bars(title: str, names: Sequence[str], values: np.ndarray, log: bool) -> Pi
     return Picture(title, f"{title} of each layer, the same in every round: {_extremes(names, values)}.", svg)
 
 
-def _curves(
-    title: str, names: Sequence[str], rounds: Sequence[int], values: np.ndarray, log: bool, dark: bool
-) -> Picture:
+def _curves(title: str, names: Sequence[str], rounds: Sequence[int], values: np.ndarray, log: bool) -> Picture:
     with drawing() as figure:
         axes = _axes(figure, "round")
         for position, name in enumerate(names):

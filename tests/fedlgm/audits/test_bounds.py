@@ -25,12 +25,9 @@ def normal_scores(mean: float, count: int, seed: int, more: int = 0) -> Scores:
 
 
 def all_bounds(scores: Scores, confidence: float, rule: str | float) -> dict[str, float]:
-    given_rule = {"rule": rule, "seed": 3}
+    given_rule = {"threshold": None if rule == "split" else rule, "seed": 3}
     return {
-        "clopper-pearson": bounds.epsilon_clopper_pearson(scores, DELTA, confidence, **given_rule),
-        "clopper-pearson two-sided": bounds.epsilon_clopper_pearson(
-            scores, DELTA, confidence, two_sided=True, **given_rule
-        ),
+        "clopper-pearson two-sided": bounds.epsilon_clopper_pearson(scores, DELTA, confidence, **given_rule),
         "one-run": bounds.epsilon_one_run(scores, DELTA, confidence, **given_rule),
     }
 
@@ -38,10 +35,9 @@ def all_bounds(scores: Scores, confidence: float, rule: str | float) -> dict[str
 @pytest.mark.parametrize("case", ANSWERS, ids=lambda case: f"{case['mean']} {case['significance']}")
 def test_known_answers_of_jax_privacy(case):
     scores = normal_scores(case["mean"], case["count"], case["seed"], 5)
-    for expected in case["bounds"]:
+    for expected in (bound for bound in case["bounds"] if bound["rule"] != "frontier"):
         found = all_bounds(scores, 1 - case["significance"], expected["rule"])
         assert found == pytest.approx({name: expected[name] for name in found}, abs=1e-6)
-    assert scores.auc() == pytest.approx(case["auc"], abs=1e-12)
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.4, 1.5, 4.0])
@@ -52,12 +48,11 @@ def test_equal_to_jax_privacy_on_the_same_scores(mean):
         if rounded:  # ties
             scores = Scores(np.round(scores.inside, 1), np.round(scores.outside, 1))
         peer = auditing.CanaryScoreAuditor(scores.inside, scores.outside)
-        strategies = {"frontier": auditing.Bonferroni(), "split": auditing.Split(seed=3), 0.8: auditing.Explicit(0.8)}
+        strategies = {"split": auditing.Split(seed=3), 0.8: auditing.Explicit(0.8)}
         for significance in (0.05, 0.001):
             for rule, strategy in strategies.items():
                 options = {"threshold_strategy": strategy}
                 expected = {
-                    "clopper-pearson": peer.epsilon_clopper_pearson(significance, DELTA, **options),
                     "clopper-pearson two-sided": peer.epsilon_clopper_pearson(
                         significance, DELTA, one_sided=False, **options
                     ),
@@ -75,7 +70,7 @@ def test_what_perfect_separation_shows():
     """6.29 for 2,000 trials each, 7.90 for 10,000: trial-limited."""
     for trials, shown in ((2000, 6.29), (10_000, 7.90)):
         scores = Scores(np.ones(trials), np.zeros(trials))
-        assert bounds.epsilon_clopper_pearson(scores, DELTA, 0.95, rule=0.5) == pytest.approx(shown, abs=0.01)
+        assert bounds.epsilon_clopper_pearson(scores, DELTA, 0.95, threshold=0.5) == pytest.approx(shown, abs=0.01)
 
 
 @pytest.mark.parametrize("name", ["clopper-pearson", "one-run"])
@@ -105,7 +100,6 @@ def test_how_many_canaries_are_needed():
         (lambda: Scores(np.array([math.nan]), np.ones(3)), "numbers"),
         (lambda: bounds.epsilon_one_run(normal_scores(1, 9, 0), 1.0, 0.9), "delta"),
         (lambda: bounds.epsilon_one_run(normal_scores(1, 9, 0), DELTA, 0.4), "confidence"),
-        (lambda: bounds.epsilon_one_run(normal_scores(1, 9, 0), DELTA, 0.9, rule="best"), "split, frontier"),
         (lambda: bounds.epsilon_clopper_pearson(Scores(np.ones(1), np.ones(1)), DELTA, 0.9), "too few"),
     ],
 )
