@@ -103,8 +103,7 @@ def exposed(recipe: str, name: str, epsilon: float | None, unit: Literal["client
         "accuracy_others": outside,
         "auc": {side: pooled[side].auc for side in SIDES},
         "tpr_at_1_percent": {side: min(pooled[side].rates, key=_to_one_percent).tpr for side in SIDES},
-        "mia": {name: found.auc for name, found in single.outputs.items()},
-        "mia_layers": {name: found.auc for name, found in single.layers.items()},
+        "mia": {name: found.auc for name, found in single.items()},
     }
 
 

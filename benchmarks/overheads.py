@@ -109,7 +109,6 @@ def partitions(repeats: int) -> dict[str, float]:
     few, many = draw.integers(0, 10, 60_000), draw.integers(0, 10, 1_000_000)
     jobs = {
         "500_dirichlet": lambda: data.partition(few, 500, "dirichlet", alpha=0.5),
-        "500_pathological": lambda: data.partition(few, 500, "pathological", classes_per_client=2),
         "100000_dirichlet_large": lambda: data.partition(many, 100_000, "dirichlet-large", alpha=0.1),
     }
     return dict(zip(jobs, interleaved(list(jobs.values()), min(repeats, 3)), strict=True))

@@ -1,7 +1,6 @@
 # The public names of this package, which load when they are first used; this list is the only one.
 
 from .consent import Consent as Consent
-from .layerwise import ExampleClient as ExampleClient
 from .layerwise import LayerwiseClient as LayerwiseClient
 from .mod import PrivateClientApp as PrivateClientApp
 from .mod import PrivateUpdates as PrivateUpdates

@@ -18,8 +18,6 @@ fedlgm.errors.ConfigError: run.seed: a real node refuses a public seed, ...
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -29,15 +27,14 @@ from torch import Tensor
 from clients.consent import Agreed, Consent
 from clients.serving import AnyClient, OneClient, Serving
 from clients.updates import LocalWork
-from fedlgm import inputs, wire
+from fedlgm import wire
 from fedlgm.client_release import Asked, client_release
 from fedlgm.devices import Numerics
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import ReleasePlan
-from fedlgm.tasks import evaluate
 
 
 class LayerwiseClient:
@@ -80,7 +77,6 @@ class LayerwiseClient:
         app = ClientApp()
         app.train()(self.train)
         app.train("norms")(self.train_norms)
-        app.evaluate()(self.evaluate)
         app.query()(self.query)
         return app
 
@@ -104,35 +100,12 @@ class LayerwiseClient:
         arrays |= {wire.NOTE + name: np.stack([note[name] for note in notes]) for name in (notes[0] if notes else ())}
         return reply_with(message, arrays, metrics)
 
-    def evaluate(self, message: Message, context: Context) -> Message:
-        """Reply with the task's metrics of the global model on the block's own data, and the number of examples.
-
-        These metrics have no noise, so no budget covers them. A client answers only if its work has an `evaluator`; the
-        strategies of this package never request them.
-
-        Raises:
-            PrivacyError: the client has no evaluator.
-        """
-        evaluator = self._work.evaluator
-        if evaluator is None:
-            raise PrivacyError("this client does not evaluate: unprotected figures of its data would leave it")
-        self._layers.load_(evaluator, _model(message))
-        data = [own for own in map(self._work.source, _members(message, self._serves)) if len(own)]
-        figures: dict[str, Any] = {wire.EXAMPLE_COUNT: sum(map(len, data))}
-        if data:
-            x, y = inputs.concatenate([own.x for own in data]), torch.cat([own.y for own in data])
-            figures |= evaluate(self._work.task, evaluator, x, y)
-        return Message(content=RecordDict({wire.METRICS: MetricRecord(figures)}), reply_to=message)
-
     def train_norms(self, message: Message, context: Context) -> Message:
         """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE variants request them."""
         if self._consent is not None:
             self._consent.check_raw_figures()
         rows = self._contributions.figures(asked_of(message, self._layers, self._serves), self._keys)
         return reply_with(message, {wire.NORMS: rows}, {wire.CLIENT_COUNT: len(rows)})
-
-
-ExampleClient = LayerwiseClient  # the same for mechanisms that bound examples
 
 
 def place_reply(message: Message, serves: Serving) -> Message:

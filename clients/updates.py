@@ -19,13 +19,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from torch import nn
 
 from clients.source import ClientSource
 from fedlgm.client_release import Asked, Contributions, Noised
@@ -34,7 +33,6 @@ from fedlgm.devices import Numerics, torch_threads
 from fedlgm.facts import LocalTraining
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.mechanisms import BoundsExamples, Mechanism, UsesPrivateUpdates
-from fedlgm.tasks import Classification, Task
 from fedlgm.training import ClientTask, Trainer
 
 if TYPE_CHECKING:
@@ -50,16 +48,12 @@ class LocalWork:
         settings: settings of the training.
         source: the clients' data.
         straggler_rate: probability that a client stops after one epoch in a round (simulations only).
-        evaluator: a separate model for `LayerwiseClient.evaluate`; without one the client refuses to evaluate.
-        task: task whose metrics an evaluation reports.
     """
 
     trainer: Trainer | ExampleTrainer
     settings: LocalTraining
     source: ClientSource
     straggler_rate: float = 0.0
-    evaluator: nn.Module | None = None
-    task: Task = field(default_factory=Classification)
 
     def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
         """Clients' contributions under a mechanism; arguments as for `clients.LayerwiseClient`."""

@@ -148,10 +148,10 @@ class LayerTable:
         """D, the length of the flat vector."""
         return int(self.offsets[-1])
 
-    def merged(self, name: str = "all") -> LayerTable:
+    def merged(self) -> LayerTable:
         """The same vector as a single layer, as the flat Gaussian mechanism sees it."""
         slots = tuple(slot for layer in self.layers for slot in layer.slots)
-        return LayerTable((Layer(name, slots, 0, self.size),))
+        return LayerTable((Layer("all", slots, 0, self.size),))
 
     def slots(self) -> Iterator[Slot]:
         """All slots in flat order."""

@@ -19,7 +19,6 @@ import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedlgm.errors import RunError
+from fedlgm.wire import npy as npy  # bodies of messages are written by it
+from fedlgm.wire import view
 
 PROTOCOL = 4  # raised whenever what a question or an answer says changes
 HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
@@ -174,14 +175,6 @@ def _receive(link: socket.socket, count: int, deadline: float) -> memoryview:
     return view
 
 
-def npy(values: np.ndarray) -> bytes:
-    """An array in the .npy format, version 1."""
-    values = np.ascontiguousarray(values)
-    file = BytesIO()
-    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
-    return b"".join((file.getvalue(), values.reshape(-1).view(np.uint8).data))
-
-
 def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
     """The one-dimensional array in `data`, read-only and without a copy.
 
@@ -192,18 +185,15 @@ def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
     Raises:
         FrameError: anything else, objects and pickles above all.
     """
-    file = BytesIO(memoryview(data)[: 1 << 12])
     try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError("not version 1")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:  # NumPy's parser raises what Python's tokenizer does
+        values = view(data)
+    except RunError as error:
         raise FrameError(f"not an array in the .npy format, version 1: {error}") from error
-    if dtype.str not in kinds or len(shape) != 1:
-        raise FrameError(f"an array of {dtype} and shape {shape}; expected one dimension of {' or '.join(kinds)}")
-    if len(data) - file.tell() != math.prod(shape) * dtype.itemsize:
-        raise FrameError(f"{len(data) - file.tell()} bytes for an array of shape {shape}")
-    return np.frombuffer(data, dtype, offset=file.tell())
+    if values.dtype.str not in kinds or values.ndim != 1:
+        raise FrameError(
+            f"an array of {values.dtype} and shape {values.shape}; expected one dimension of {' or '.join(kinds)}"
+        )
+    return values
 
 
 def masked(data: bytes | memoryview, key: int) -> memoryview:

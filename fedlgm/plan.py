@@ -76,8 +76,6 @@ class ReleasePlan:
         bounded_by: who bounds contributions: the sum ("aggregator": each client's update) or the trainer ("trainer":
             each of its units, such as rows or examples). The sum refuses a mismatch.
         claim: the charge that the method's authors would state for the round, if it differs from `event`.
-        downlink: under local trust, std of noise that the server adds to every coordinate of the mean before it is
-            broadcast. It costs nothing and proves nothing more: the uploads are released already.
         position: rounds before this one, in runs whose rounds are not charged one by one; see `Method.plan`.
         notes: public figures that explain the plan, by name, each [K]; they are logged and do not travel.
         freezes: whether clients do not train layers that are not released. It changes only what they train, so the
@@ -106,7 +104,6 @@ class ReleasePlan:
     queries: tuple[NoisyQuery, ...] = ()
     bounded_by: BoundedBy = "aggregator"
     claim: Claim | None = None
-    downlink: float = 0.0
     position: int | None = None
     notes: dict[str, np.ndarray] = field(default_factory=dict)
     freezes: bool = False
@@ -334,7 +331,7 @@ class ReleasePlan:
                 "facts": self.facts.to_dict(),
                 "guarantee": self.guarantee.to_dict(),
                 "claim": self.claim,
-                "downlink": self.downlink,
+                "downlink": 0.0,  # no plan has broadcast noise; clients' noise is keyed by this text
             }
             | ({} if self.position is None else {"position": self.position})
             | ({"freezes": True} if self.freezes else {})
@@ -364,7 +361,6 @@ class ReleasePlan:
                 queries=tuple(NoisyQuery(queries.named(name, layers.sizes), float(s)) for name, s in raw["queries"]),
                 bounded_by=raw["bounded_by"],
                 claim=raw["claim"],
-                downlink=float(raw["downlink"]),
                 position=raw.get("position"),
                 freezes=raw.get("freezes", False) is True,
             )

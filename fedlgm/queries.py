@@ -234,41 +234,8 @@ class LayerVote(AuxiliaryQuery):
         return mean.double().numpy()
 
 
-class _LayerFigures(AuxiliaryQuery):
-    """A non-negative figure per layer, together a vector of norm 1 at most."""
-
-    @property
-    def bound(self) -> float:
-        """1 for all norms of the layers."""
-        return 1.0
-
-    def decode(self, mean: Tensor) -> np.ndarray:
-        """Mean figures, at least 0, float64 [K]."""
-        return np.maximum(mean.double().numpy(), 0.0)
-
-
 @dataclass(frozen=True)
-class LayerMovement(_LayerFigures):
-    """Root mean square change of each layer's weights, as a direction: every client's vector has norm 1 at most.
-
-    Example:
-        >>> LayerMovement((4, 1)).encode(torch.tensor([[2.0, 1.0]]), torch.ones(2)).numpy().round(3)
-        array([[0.707, 0.707]], dtype=float32)
-    """
-
-    name: ClassVar[str] = "layer-movement"
-
-    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """See `AuxiliaryQuery.encode`."""
-        movement = norms / torch.tensor(self.sizes, dtype=norms.dtype, device=norms.device).sqrt()
-        # By the largest first: squares of tiny numbers vanish in float32.
-        movement = movement / movement.amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-        length = torch.linalg.vector_norm(movement, dim=1, keepdim=True)
-        return SAFETY * movement / length.clamp(min=1.0)
-
-
-@dataclass(frozen=True)
-class LayerStrength(_LayerFigures):
+class LayerStrength(AuxiliaryQuery):
     """Each layer's share of a gradient's norm, (||g_l|| / ||g||)_l: every vector has norm 1 or 0.
 
     The ratio ||g_l|| / min(C, ||g||), which Algorithm 1 of the LM-DP-SGD paper averages over a batch, is unbounded
@@ -281,9 +248,18 @@ class LayerStrength(_LayerFigures):
 
     name: ClassVar[str] = "layer-strength"
 
+    @property
+    def bound(self) -> float:
+        """1 for all norms of the layers."""
+        return 1.0
+
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
         """See `AuxiliaryQuery.encode`."""
         return SAFETY * layer_directions(norms)
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Mean shares, at least 0, float64 [K]."""
+        return np.maximum(mean.double().numpy(), 0.0)
 
 
 def layer_directions(norms: Tensor) -> Tensor:
@@ -300,7 +276,7 @@ def layer_directions(norms: Tensor) -> Tensor:
 
 
 _KINDS: dict[str, type[AuxiliaryQuery]] = {
-    kind.name: kind for kind in (BelowBound, BelowShare, LayerVote, LayerMovement, LayerStrength)
+    kind.name: kind for kind in (BelowBound, BelowShare, LayerVote, LayerStrength)
 }
 
 

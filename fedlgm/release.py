@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.aggregation import BoundedSum, kernels, sum_on
+from fedlgm.aggregation import BoundedSum, sum_on
 from fedlgm.contributions import Updates
 from fedlgm.errors import PrivacyError
 from fedlgm.keys import KeyRing, Purpose
-from fedlgm.noise import NoiseBackend, add_noise_
+from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER
-from fedlgm.run_noise import INDEPENDENT, NoiseSource, RunNoise, check_cpu, kernel_scale, noise_source
+from fedlgm.run_noise import INDEPENDENT, NoiseSource, RunNoise, check_cpu, noise_source
 
-__all__ = ["SERVER", "Noising", "add_downlink_", "fingerprint", "local_release", "release"]
+__all__ = ["SERVER", "Noising", "fingerprint", "local_release", "release"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,32 +187,6 @@ def local_release(
     noising = Noising(own.total, plan, bound_to_data, round, client, backend, source)
     noising.add_()
     return own, noising.name
-
-
-def add_downlink_(mean: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend = "cpu") -> Tensor:
-    """Add the plan's broadcast noise to every coordinate of a released mean [plan.size], in place; nothing if it is 0.
-
-    Use it only under local trust, where the server's streams add no other noise. Arguments and errors as for `release`.
-
-    Example:
-        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
-        >>> facts = RunFacts(2.0, Sampling("poisson", 10, 0.5), "replace-one", "local")
-        >>> layers, proven = LayerTable.from_sizes({"weight": 10_000}), Guarantee("proven", "an example")
-        >>> plan = ReleasePlan(layers, [1.0], [2.0], facts, proven, downlink=0.5)
-        >>> round(float(add_downlink_(torch.zeros(plan.size), plan, KeyRing.from_seed(1), round=1).std()), 1)
-        0.5
-    """
-    if plan.downlink == 0:
-        return mean
-    keys = _bound(keys, mean, plan)
-    if backend == "cpu":
-        check_cpu(mean)
-        return add_noise_(
-            mean, [(mean.numel(), plan.downlink)], [keys.torch_generator(Purpose.NOISE, round, SERVER + 1)]
-        )
-    offsets, scale = torch.tensor([0, mean.numel()]), kernel_scale([plan.downlink]).to(mean.device)
-    key = kernels.noise_key(keys, round)
-    return kernels.add_noise_(mean, offsets, scale, "gaussian", key, kernels.DOWNLINK_STREAM, backend=backend)
 
 
 def fingerprint(keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBackend = "cpu") -> str:

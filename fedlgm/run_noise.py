@@ -309,8 +309,8 @@ def check_cpu(tensor: Tensor) -> None:
 
 
 def _stream(client: int) -> int:
-    if not 0 <= client < kernels.DOWNLINK_STREAM:
-        raise ConfigError(f"client numbers must lie in [0, {kernels.DOWNLINK_STREAM}), got {client}")
+    if not 0 <= client < kernels.SERVER_STREAM:
+        raise ConfigError(f"client numbers must lie in [0, {kernels.SERVER_STREAM}), got {client}")
     return client
 
 

@@ -35,7 +35,6 @@ SECRET = "fedlgm.secret"
 # keys of the metric record
 DISCARDED = "discarded"
 CLIENT_COUNT = "num-clients"  # clients in the block, which is public
-EXAMPLE_COUNT = "num-examples"  # of evaluation only
 
 # message types: the second is used by published variants that look at private norms
 TRAIN_NORMS = "train.norms"
@@ -50,9 +49,13 @@ _PREFIX = 10  # bytes of a header of the .npy format, version 1, up to the text 
 
 def fields(values: np.ndarray) -> dict[str, Any]:
     """The fields of Flower's `Array` for `values`: as from `Array(values)`, with one copy instead of three."""
+    return {"dtype": str(values.dtype), "shape": values.shape, "stype": "numpy.ndarray", "data": npy(values)}
+
+
+def npy(values: np.ndarray) -> bytes:
+    """An array in the .npy format, version 1."""
     values = np.asarray(values, order="C")
-    data = b"".join((_header(values.dtype, values.shape), values.reshape(-1).view(np.uint8).data))
-    return {"dtype": str(values.dtype), "shape": values.shape, "stype": "numpy.ndarray", "data": data}
+    return b"".join((_header(values.dtype, values.shape), values.reshape(-1).view(np.uint8).data))
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ from fedlgm.devices import Numerics
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
-from fedlgm.release import Noising, add_downlink_, fingerprint
+from fedlgm.release import Noising, fingerprint
 from fedlgm.run_noise import RunNoise
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Releaser:
             if watched is not None:
                 watched.observe(round, plan, values)
         values.div_(plan.denominator)
-        return add_downlink_(values, plan, self.keys, round, backend).cpu().float()
+        return values.cpu().float()
 
     def charge_clients(self, plan: ReleasePlan, round: int, clients: Iterable[int]) -> None:
         """Local trust: charge clients before their messages are sent, because they release immediately."""

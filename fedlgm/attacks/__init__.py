@@ -11,7 +11,7 @@ from fedlgm.attacks.inception import InceptionFeatures
 from fedlgm.attacks.inversion import InversionSettings, Reconstruction, invert
 from fedlgm.attacks.lira import confidence_logits, likelihood_ratios, pooled, random_halves
 from fedlgm.attacks.membership import MembershipResult, evaluate_scores
-from fedlgm.attacks.mia import LayerAdversary, ShadowModel, attack_outputs, output_scores, representations
+from fedlgm.attacks.mia import attack_outputs, output_scores
 from fedlgm.attacks.observation import Observation
 from fedlgm.attacks.rmia import relative_ratios
 
@@ -20,12 +20,10 @@ __all__ = [
     "GanSettings",
     "InceptionFeatures",
     "InversionSettings",
-    "LayerAdversary",
     "MembershipResult",
     "Observation",
     "PublicClassifier",
     "Reconstruction",
-    "ShadowModel",
     "attack_outputs",
     "confidence_logits",
     "evaluate_scores",
@@ -37,6 +35,5 @@ __all__ = [
     "psnr",
     "random_halves",
     "relative_ratios",
-    "representations",
     "ssim",
 ]

@@ -1,10 +1,9 @@
 """Class reconstruction with a generative adversarial network, by a curious participant of a federation.
 
 The released global models serve as discriminator: a generator learns images that they assign to a class which the
-attacker does not hold (Hitaj, Ateniese and Perez-Cruz, CCS 2017). The *active* attacker also labels generated images as
-another class and trains on them, so that the victims' next updates sharpen the class. The *passive* one follows the
-protocol, as in the LaDP-FL paper's threat model: beside the global model it trains a real-or-generated discriminator on
-its own images (an ACGAN, Odena, Olah and Shlens, ICML 2017).
+attacker does not hold (Hitaj, Ateniese and Perez-Cruz, CCS 2017). The attacker follows the protocol, as in the LaDP-FL
+paper's threat model: beside the global model it trains a real-or-generated discriminator on its own images (an ACGAN,
+Odena, Olah and Shlens, ICML 2017), and its generator draws every class that it knows of.
 
     attack = ClassReconstruction(module, target=3, x=own_x, y=own_y, classes=10)
     for model in released_models:          # [D], one per round
@@ -15,16 +14,13 @@ its own images (an ACGAN, Odena, Olah and Shlens, ICML 2017).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedlgm.devices import seeded
-from fedlgm.errors import ConfigError, check_known
+from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
-
-Kind = Literal["acgan", "dcgan"]
 
 
 @dataclass(frozen=True)
@@ -32,45 +28,27 @@ class GanSettings:
     """How the attacker trains.
 
     Attributes:
-        kind: "acgan" (the generator draws every class that the attacker knows of, and a real-or-generated discriminator
-            is trained on the attacker's own images) or "dcgan" (the generator draws the class alone, and the released
-            models are the only discriminator, as in the original attack).
-        active: whether generated images, with a wrong label, enter the attacker's own training.
         steps: generator steps for each observed model.
         batch: images of one step.
         noise: dimensions of the generator's input.
         lr: learning rate of Adam.
-        realism: weight of the real-or-generated discriminator of kind "acgan".
-        injected: generated images in the active attacker's training set.
+        realism: weight of the real-or-generated discriminator.
         seed: seed of weights and inputs.
 
     Raises:
-        ConfigError: unknown kind, or a number outside its range.
-
-    Example:
-        >>> x, y, active = torch.zeros(20, 1, 8, 8), torch.arange(20) % 2, GanSettings("dcgan", active=True, injected=5)
-        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-        >>> attack = ClassReconstruction(model, target=2, x=x, y=y, classes=3, settings=active)
-        >>> attack.poisoned()[1][-5:].tolist()  # generated images of class 2 under another label
-        [0, 0, 0, 0, 0]
+        ConfigError: a number outside its range.
     """
 
-    kind: Kind = "acgan"
-    active: bool = False
     steps: int = 20
     batch: int = 64
     noise: int = 64
     lr: float = 1e-3
     realism: float = 0.3
-    injected: int = 64
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_known("kind of GAN", self.kind, Kind)
-        if min(self.steps, self.batch, self.noise, self.injected) < 1 or self.lr <= 0 or self.realism < 0:
-            raise ConfigError(
-                "the GAN attack needs steps, batch, noise and injected of at least 1, lr > 0 and realism >= 0"
-            )
+        if min(self.steps, self.batch, self.noise) < 1 or self.lr <= 0 or self.realism < 0:
+            raise ConfigError("the GAN attack needs steps, batch and noise of at least 1, lr > 0 and realism >= 0")
 
 
 class ClassReconstruction:
@@ -130,16 +108,13 @@ class ClassReconstruction:
         self._layers.load_(self._module, model)
         count = self.settings.batch
         for _ in range(self.settings.steps):
-            labels = torch.full((count,), self.target)
-            if self.settings.kind == "acgan":
-                rows = torch.randint(len(self._y), (count // 2,), generator=self._generator)
-                labels = torch.cat([labels[: count - len(rows)], self._y[rows]])
+            rows = torch.randint(len(self._y), (count // 2,), generator=self._generator)
+            labels = torch.cat([torch.full((count - len(rows),), self.target), self._y[rows]])
             images = self._painter(self._inputs(labels))
             loss = nn.functional.cross_entropy(self._module(images), labels)
-            if self.settings.kind == "acgan":
-                held = images[labels != self.target]  # the attacker has no real image of the other class
-                self._train_critic(held.detach(), self._x[rows])
-                loss = loss + self.settings.realism * nn.functional.softplus(-self._critic(held)).mean()
+            held = images[labels != self.target]  # the attacker has no real image of the other class
+            self._train_critic(held.detach(), self._x[rows])
+            loss = loss + self.settings.realism * nn.functional.softplus(-self._critic(held)).mean()
             if not torch.isfinite(loss):
                 break  # a model drowned in noise overflows: there is nothing to learn from it
             self._paint.zero_grad()
@@ -154,16 +129,6 @@ class ClassReconstruction:
         """Reconstructions of the class, float32 [count, C, H, W] in [-1, 1]; every call draws new ones."""
         labels = torch.full((count,), self.target)
         return torch.cat([self._painter(self._inputs(part)) for part in labels.split(500)])
-
-    def poisoned(self) -> tuple[Tensor, Tensor]:
-        """The active attacker's training set [n, C, H, W], [n]: its own images, and generated ones under a wrong label.
-
-        The wrong label is the most frequent one among its own images.
-        """
-        wrong = int(torch.mode(self._y).values)
-        fakes = self.samples(self.settings.injected)
-        labels = torch.full((len(fakes),), wrong, dtype=self._y.dtype)
-        return torch.cat([self._x, fakes]), torch.cat([self._y, labels])
 
     def _inputs(self, labels: Tensor) -> Tensor:
         noise = torch.randn((len(labels), self.settings.noise), generator=self._generator)

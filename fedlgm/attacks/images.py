@@ -12,9 +12,10 @@ from fedlgm.errors import ConfigError
 
 PIXEL_RANGE = 2.0
 """Width of the interval [-1, 1] in which the library's data sets keep their pixels."""
+_WINDOW = 7  # side of the windows of SSIM
 
 
-def ssim(first: np.ndarray, second: np.ndarray, *, window: int = 7, data_range: float = PIXEL_RANGE) -> float:
+def ssim(first: np.ndarray, second: np.ndarray) -> float:
     """Mean structural similarity of two images, in [-1, 1]; 1 only for equal images.
 
     Uniform windows, unbiased covariances and a border of half a window left out: the defaults of
@@ -23,11 +24,9 @@ def ssim(first: np.ndarray, second: np.ndarray, *, window: int = 7, data_range: 
     Args:
         first: an image [C, H, W] or [H, W].
         second: an image of the same shape.
-        window: side of the square window, odd and at most the smaller of H and W.
-        data_range: width of the interval of possible pixel values.
 
     Raises:
-        ConfigError: shapes that differ, or a window that does not fit.
+        ConfigError: shapes that differ, or images below 7x7 pixels.
 
     Source: Wang, Bovik, Sheikh and Simoncelli, IEEE Transactions on Image Processing 13 (2004), equation 13.
 
@@ -39,10 +38,10 @@ def ssim(first: np.ndarray, second: np.ndarray, *, window: int = 7, data_range: 
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape or a.ndim not in (2, 3):
         raise ConfigError(f"ssim compares two images [C, H, W] or [H, W] of one shape, got {a.shape} and {b.shape}")
-    if window % 2 == 0 or not 3 <= window <= min(a.shape[-2:]):
-        raise ConfigError(f"ssim: window must be odd, at least 3 and at most {min(a.shape[-2:])}, got {window}")
-    size = (1,) * (a.ndim - 2) + (window, window)
-    unbiased = window**2 / (window**2 - 1)
+    if min(a.shape[-2:]) < _WINDOW:
+        raise ConfigError(f"ssim compares images of at least {_WINDOW}x{_WINDOW} pixels, got {a.shape}")
+    size = (1,) * (a.ndim - 2) + (_WINDOW, _WINDOW)
+    unbiased = _WINDOW**2 / (_WINDOW**2 - 1)
 
     def mean(values: np.ndarray) -> np.ndarray:
         return uniform_filter(values, size)
@@ -50,26 +49,25 @@ def ssim(first: np.ndarray, second: np.ndarray, *, window: int = 7, data_range: 
     mean_a, mean_b = mean(a), mean(b)
     var_a, var_b = (unbiased * (mean(v * v) - m * m) for v, m in ((a, mean_a), (b, mean_b)))
     cov = unbiased * (mean(a * b) - mean_a * mean_b)
-    c1, c2 = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
+    c1, c2 = (0.01 * PIXEL_RANGE) ** 2, (0.03 * PIXEL_RANGE) ** 2
     index = (2 * mean_a * mean_b + c1) * (2 * cov + c2) / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
-    border = window // 2
+    border = _WINDOW // 2
     return float(index[..., border:-border, border:-border].mean())
 
 
-def psnr(first: np.ndarray, second: np.ndarray, *, data_range: float = PIXEL_RANGE) -> float:
+def psnr(first: np.ndarray, second: np.ndarray) -> float:
     """Peak signal-to-noise ratio of two images, in decibels; infinite for equal images.
 
     Args:
         first: an image of any shape.
         second: an image of the same shape.
-        data_range: width of the interval of possible pixel values.
 
     Example:
         >>> round(psnr(np.zeros(4), np.full(4, 0.2)), 3)
         20.0
     """
     error = float(np.mean((np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)) ** 2))
-    return math.inf if error == 0 else 10 * math.log10(data_range**2 / error)
+    return math.inf if error == 0 else 10 * math.log10(PIXEL_RANGE**2 / error)
 
 
 def match(reconstructed: np.ndarray, private: np.ndarray) -> np.ndarray:

@@ -26,14 +26,13 @@ _LEAST_STD = 1e-6
 
 
 @torch.no_grad()
-def confidence_logits(module: nn.Module, x: Tensor, y: Tensor, batch_size: int = 1000) -> np.ndarray:
+def confidence_logits(module: nn.Module, x: Tensor, y: Tensor) -> np.ndarray:
     """ln(p / (1 - p)) of the true class's probability p, without overflow, float64 [n].
 
     Args:
         module: a classifier: inputs to logits.
         x: inputs [n, ...].
         y: labels [n].
-        batch_size: inputs of one pass.
 
     Source: Carlini et al., S&P 2022, Section VI-A.
 
@@ -43,7 +42,7 @@ def confidence_logits(module: nn.Module, x: Tensor, y: Tensor, batch_size: int =
     """
     module.eval()
     found = []
-    for inputs, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
+    for inputs, labels in zip(x.split(1000), y.split(1000), strict=True):
         logits = module(inputs).double()
         own = logits.gather(1, labels[:, None])
         others = logits.scatter(1, labels[:, None], -torch.inf)
@@ -64,14 +63,14 @@ def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = Fa
         equal: whether all models train on equally many, as federations of a given number of clients do.
 
     Raises:
-        ConfigError: an odd number of models, or fewer than four.
+        ConfigError: an odd number of models.
 
     Example:
         >>> random_halves(examples=5, models=4).sum(axis=0).tolist()  # every example is in half of the models
         [2, 2, 2, 2, 2]
     """
-    if models < 4 or models % 2:
-        raise ConfigError(f"membership attacks train an even number of models, at least 4, got {models}")
+    if models % 2:
+        raise ConfigError(f"membership attacks divide examples between pairs of models, got {models} models")
     rng = np.random.default_rng(seed)
     drawn = rng.random((models // 2, examples))
     first = drawn.argsort(axis=1).argsort(axis=1) < examples // 2 if equal else drawn < 0.5

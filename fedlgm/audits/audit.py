@@ -39,8 +39,8 @@ class Audit:
     Attributes:
         method: "auto" takes the strongest method that fits: canary-aligned sums for Gaussian noise under central trust,
             a distinguisher for everything else. "probe" is deterministic; "distinguisher" tries one release many times;
-            "one-run-gaussian", "one-run", "one-run-fdp" and the estimate "one-shot" put canaries into one run. A
-            method of your own is registered (`register`) or named as "package.module:name".
+            "one-run-gaussian" and "one-run" put canaries into one run. A method of your own is registered (`register`)
+            or named as "package.module:name".
         confidence: confidence of the whole audit: releases as reported pass with at least this probability; see
             `audits.level`.
         trials: releases of each population, for the distinguisher.

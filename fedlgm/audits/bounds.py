@@ -6,12 +6,10 @@ relation by which in and out differ. Assumptions:
 
     epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release
     epsilon_one_run           one run, canaries in by independent fair coins; any (epsilon, delta)-DP release
-    epsilon_one_run_fdp       the same, for releases that are Gaussian-DP
 
 Scores with Gaussian noise allow tighter bounds: `fedlgm.audits.gaussian_scores`.
 
-A bound is taken at one threshold. "split" chooses it on one half of the scores and evaluates it on the other;
-"frontier" corrects for as many thresholds as the scores' concave hull has corners, as jax_privacy does.
+A bound is taken at one threshold, by default chosen on one half of the scores and evaluated on the other.
 """
 
 from __future__ import annotations
@@ -28,10 +26,6 @@ import scipy.stats
 
 from fedlgm.audits.scores import CONFIDENCE, XTOL, Array, Scores, check
 from fedlgm.errors import ConfigError
-from fedlgm.privacy.gaussian import gaussian_mu
-
-ThresholdRule = Literal["split", "frontier"]
-
 
 # -- bounds at one threshold -------------------------------------------------------------------------------------------
 
@@ -88,34 +82,6 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     return min(1.0, tail + float(slope) * delta * 2 * canaries)
 
 
-def _one_run_excess(
-    canaries: int, guesses: int, correct: int, significance: float, delta: float
-) -> Callable[[float], float]:
-    return lambda epsilon: significance - one_run_p_value(canaries, guesses, correct, epsilon, delta)
-
-
-def _fdp_excess(
-    canaries: int, guesses: int, correct: int, significance: float, delta: float
-) -> Callable[[float], float]:
-    """Positive where the counts refute Gaussian DP at (epsilon, delta).
-
-    Source: Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One Run" (2024), Algorithm 3.
-    """
-
-    def excess(epsilon: float) -> float:
-        mu = gaussian_mu(epsilon, delta) if epsilon > 0 else math.sqrt(8) * float(scipy.special.erfinv(delta))
-        right, wrong = significance * correct / canaries, significance * (guesses - correct) / canaries
-        for i in range(correct - 1, -1, -1):
-            more = max(wrong, float(scipy.special.ndtr(scipy.special.ndtri(min(right, 1.0)) - mu)))
-            if more == wrong:
-                break  # neither number changes any more
-            right = min(right + i / (guesses - i) * (more - wrong), 1.0)
-            wrong = more
-        return right + wrong - guesses / canaries
-
-    return excess
-
-
 def _largest_refuted(excess: Callable[[float], float], low: float) -> float:
     """Largest epsilon >= low whose excess is positive; `low` if there is none."""
     if excess(low) <= 0:
@@ -136,18 +102,17 @@ def epsilon_clopper_pearson(
     delta: float,
     confidence: float = CONFIDENCE,
     *,
-    rule: ThresholdRule | float = "split",
-    two_sided: bool = False,
+    threshold: float | None = None,
     seed: int | None = 0,
 ) -> float:
-    """Lower bound on epsilon from many independent trials: max of ln((TPR - delta) / FPR) at Clopper-Pearson limits.
+    """Lower bound on epsilon from many independent trials: the larger of ln((TPR - delta) / FPR) and
+    ln((TNR - delta) / FNR) at Clopper-Pearson limits.
 
     Args:
         scores: scores of trials with and without the canary.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
-        rule: how the threshold is chosen (see the module), or the threshold itself.
-        two_sided: whether ln((TNR - delta) / FNR) also counts.
+        threshold: the threshold; None chooses it on one half of the scores and evaluates it on the other.
         seed: seed of the split.
 
     Raises:
@@ -164,19 +129,17 @@ def epsilon_clopper_pearson(
     check(delta, confidence)
 
     def at(part: Scores, significance: float, threshold: float | None) -> tuple[float, float]:
-        return _best(part, delta, significance, threshold, two_sided)
+        return _best(part, delta, significance, threshold)
 
-    return _at_rule(at, scores, 1 - confidence, rule, seed)
+    return _at(at, scores, 1 - confidence, threshold, seed)
 
 
 def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
-    """Threshold at which these scores give the largest two-sided bound; for use on other scores."""
-    return _best(scores, delta, 1 - confidence, None, two_sided=True)[1]
+    """Threshold at which these scores give the largest bound; for use on other scores."""
+    return _best(scores, delta, 1 - confidence, None)[1]
 
 
-def _best(
-    part: Scores, delta: float, significance: float, threshold: float | None, two_sided: bool
-) -> tuple[float, float]:
+def _best(part: Scores, delta: float, significance: float, threshold: float | None) -> tuple[float, float]:
     """Largest bound over the frontier's thresholds, or over the given one, and its threshold."""
     if threshold is None:
         thresholds, rejected, missed = part.frontier()
@@ -186,9 +149,7 @@ def _best(
         rejected = np.array([int(np.sum(part.outside < threshold))])
     fnr = clopper_pearson_upper(missed, part.inside.size, significance / 2)
     fpr = clopper_pearson_upper(part.outside.size - rejected, part.outside.size, significance / 2)
-    values = _rates(fnr, fpr, delta)
-    if two_sided:
-        values = np.maximum(values, _rates(fpr, fnr, delta))
+    values = np.maximum(_rates(fnr, fpr, delta), _rates(fpr, fnr, delta))
     best = int(np.argmax(values))
     return max(0.0, float(values[best])), float(thresholds[best])
 
@@ -198,7 +159,7 @@ def epsilon_one_run(
     delta: float,
     confidence: float = CONFIDENCE,
     *,
-    rule: ThresholdRule | float = "split",
+    threshold: float | None = None,
     seed: int | None = 0,
 ) -> float:
     """Lower bound on epsilon from one run: canaries that score at least the threshold are guessed to be in.
@@ -207,7 +168,7 @@ def epsilon_one_run(
         scores: scores of m canaries, each in by its own fair coin; a score depends only on the release.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
-        rule: how the threshold is chosen (see the module), or the threshold itself.
+        threshold: the threshold; None chooses it on one half of the scores and evaluates it on the other.
         seed: seed of the split.
 
     Raises:
@@ -217,56 +178,21 @@ def epsilon_one_run(
 
     Example:
         >>> told_apart = Scores(np.ones(50), np.zeros(50))
-        >>> shown = epsilon_one_run(told_apart, delta=0.0, rule=0.5)  # 50 guesses, all of them right
+        >>> shown = epsilon_one_run(told_apart, delta=0.0, threshold=0.5)  # 50 guesses, all of them right
         >>> round((1 + math.exp(-shown)) ** -50, 6)  # as likely as the confidence allows
         0.001
     """
     check(delta, confidence)
-    return _one_run(_one_run_excess, scores, delta, confidence, rule, seed)
 
+    def refuted(part: Scores, guesses: int, correct: int, significance: float, low: float) -> float:
+        return _largest_refuted(
+            lambda epsilon: significance - one_run_p_value(part.count, guesses, correct, epsilon, delta), low
+        )
 
-def epsilon_one_run_fdp(
-    scores: Scores,
-    delta: float,
-    confidence: float = CONFIDENCE,
-    *,
-    rule: ThresholdRule | float = "split",
-    seed: int | None = 0,
-) -> float:
-    """Lower bound on epsilon from one run of a release that is Gaussian-DP; see `epsilon_one_run` for the arguments.
-
-    It is tighter than `epsilon_one_run`, which allows for every (epsilon, delta)-DP release. Releases sampled with a
-    rate below 1 are not Gaussian-DP, so the bound does not hold for them.
-
-    Raises:
-        ConfigError: an argument outside its range (delta must be positive), or too few scores.
-
-    Source: Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One Run" (2024).
-
-    Example:
-        >>> told_apart = Scores(np.ones(50), np.zeros(50))
-        >>> epsilon_one_run_fdp(told_apart, 1e-5, rule=0.5) > epsilon_one_run(told_apart, 1e-5, rule=0.5)
-        True
-    """
-    check(delta, confidence)
-    if delta == 0:
-        raise ConfigError("delta must be positive: no Gaussian release has delta = 0")
-    return _one_run(_fdp_excess, scores, delta, confidence, rule, seed)
-
-
-def _one_run(
-    family: Callable[[int, int, int, float, float], Callable[[float], float]],
-    scores: Scores,
-    delta: float,
-    confidence: float,
-    rule: ThresholdRule | float,
-    seed: int | None,
-) -> float:
     def at(part: Scores, significance: float, threshold: float | None) -> tuple[float, float]:
         if threshold is not None:
             right, wrong = int(np.sum(part.inside >= threshold)), int(np.sum(part.outside >= threshold))
-            excess = family(part.count, right + wrong, right, significance, delta)
-            return (_largest_refuted(excess, 0.0) if right + wrong else 0.0), threshold
+            return (refuted(part, right + wrong, right, significance, 0.0) if right + wrong else 0.0), threshold
         thresholds, rejected, missed = part.frontier()
         hits, slips = part.inside.size - missed, part.outside.size - rejected
         guesses = hits + slips
@@ -276,21 +202,20 @@ def _one_run(
         for i in np.argsort(-promise):
             if guesses[i] == 0 or hits[i] / guesses[i] <= precision:
                 continue
-            found = _largest_refuted(family(part.count, int(guesses[i]), int(hits[i]), significance, delta), best)
+            found = refuted(part, int(guesses[i]), int(hits[i]), significance, best)
             if found > best:
                 best, chosen, precision = found, float(thresholds[i]), float(scipy.special.expit(found))
         return best, chosen
 
-    return _at_rule(at, scores, 1 - confidence, rule, seed)
+    return _at(at, scores, 1 - confidence, threshold, seed)
 
 
 # -- how much can be shown at all --------------------------------------------------------------------------------------
 
-Counting = Literal["clopper-pearson", "one-run", "one-run-fdp"]
+Counting = Literal["clopper-pearson", "one-run"]
 _BOUNDS: dict[Counting, Callable[..., float]] = {
     "clopper-pearson": epsilon_clopper_pearson,
     "one-run": epsilon_one_run,
-    "one-run-fdp": epsilon_one_run_fdp,
 }
 
 
@@ -298,7 +223,7 @@ def largest_epsilon(method: Counting, canaries: int, delta: float, confidence: f
     """Bound on epsilon if all of `canaries` canaries (half in, half out) were guessed correctly.
 
     Args:
-        method: bound to use: "clopper-pearson", "one-run" or "one-run-fdp".
+        method: bound to use: "clopper-pearson" or "one-run".
         canaries: number of canaries, or of trials.
         delta: delta of the bound.
         confidence: in (0.5, 1).
@@ -335,18 +260,14 @@ def canaries_needed(method: Counting, epsilon: float, delta: float, confidence: 
     return count
 
 
-def _at_rule(
+def _at(
     at: Callable[[Scores, float, float | None], tuple[float, float]],
     scores: Scores,
     significance: float,
-    rule: ThresholdRule | float,
+    threshold: float | None,
     seed: int | None,
 ) -> float:
-    if rule == "frontier":
-        return at(scores, significance / len(scores.frontier()[0]), None)[0]
-    if rule == "split":
-        choosing, evaluating = scores.split(seed)
-        return at(evaluating, significance, at(choosing, significance, None)[1])[0]
-    if isinstance(rule, str):
-        raise ConfigError(f"unknown rule {rule!r}; known: split, frontier, or a threshold")
-    return at(scores, significance, float(rule))[0]
+    if threshold is not None:
+        return at(scores, significance, threshold)[0]
+    choosing, evaluating = scores.split(seed)
+    return at(evaluating, significance, at(choosing, significance, None)[1])[0]

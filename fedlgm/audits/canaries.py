@@ -99,7 +99,6 @@ class Canaries:
         self._correlations = Correlations()
         signs = keys.numpy_generator(Purpose.PROBE, _SKETCHES).bytes((layers.size + 7) // 8)
         self._sketches, self._windows = Sketches(layers.sizes, signs), Windows()
-        self._whole = np.zeros(layers.size)  # sum of all releases in units of their noise
         self._measured: _Measured | None = None
 
     def __len__(self) -> int:
@@ -165,7 +164,6 @@ class Canaries:
             seen = torch.from_numpy(released[low:high] - share[j] * others).float()
             aligned[:, j] = (self._unit[:, start : start + high - low] @ seen).numpy() + part.signs * share[j]
             length[j] = others @ others
-        raw, whole = self._raw(released, share, columns)
         self.rows.append(
             {
                 "round": round,
@@ -176,20 +174,18 @@ class Canaries:
                 "length": length,
                 **self._noise(round, plan, noise, columns),
                 "multipliers": measured.multiplier,
-                "raw": raw,
-                "whole": whole,
+                "raw": self._raw(released, share, columns),
             }
         )
 
-    def _raw(self, released: Array, share: Array, columns: dict[int, tuple[int, int, int]]) -> tuple[Array, Array]:
-        """Sums of the release alone, and the length of all releases so far, for canaries of a whole run."""
+    def _raw(self, released: Array, share: Array, columns: dict[int, tuple[int, int, int]]) -> Array:
+        """Sums of the release alone, for canaries of a whole run."""
         if self._presence == "release":
-            return np.zeros(0), np.zeros(0)
+            return np.zeros(0)
         weights, seen = share / np.linalg.norm(share), np.zeros(self._layers.size)
         for j, (low, high, start) in columns.items():
-            self._whole[start : start + high - low] += released[low:high]
             seen[start : start + high - low] = weights[j] * released[low:high]
-        return (self._unit @ torch.from_numpy(seen).float()).numpy(), np.asarray(np.linalg.norm(self._whole))
+        return np.asarray((self._unit @ torch.from_numpy(seen).float()).numpy())
 
     def record(self) -> CanaryRecord:
         """Everything seen so far.

@@ -69,7 +69,7 @@ def audit_mechanism_by_trials(
         if on_trial is not None:
             on_trial(trial + 1, trials)
     scores = Scores(np.array(found[0]), np.array(found[1]))
-    lower = bounds.epsilon_clopper_pearson(scores, subject.delta, confidence, two_sided=True, seed=seed)
+    lower = bounds.epsilon_clopper_pearson(scores, subject.delta, confidence, seed=seed)
     return AuditResult(
         subject=f"one release of {subject.name}",
         method="distinguisher",
@@ -175,7 +175,7 @@ def audit_release(
     else:
         chosen = Scores(learned(with_[:cut]), learned(without[:cut]))
         lower = bounds.epsilon_clopper_pearson(
-            scores, delta, confidence, rule=bounds.best_threshold(chosen, delta, confidence), two_sided=True
+            scores, delta, confidence, threshold=bounds.best_threshold(chosen, delta, confidence)
         )
     return AuditResult(
         subject=name,

@@ -1,8 +1,4 @@
-"""Lower bounds on epsilon from canary scores with Gaussian noise, tighter than counting guesses.
-
-`noise_ratio` and `gaussian_shift` are bounds, for scores whose noise is Gaussian; `epsilon_one_shot` is an ESTIMATE
-without a guarantee.
-"""
+"""Lower bounds on epsilon from canary scores with Gaussian noise, tighter than counting guesses."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
-from fedlgm.audits.scores import CONFIDENCE, XTOL, Array, Scores, check
+from fedlgm.audits.scores import CONFIDENCE, Array, Scores, check
 from fedlgm.errors import ConfigError
 
 
@@ -189,95 +185,3 @@ def noncentral_t_lower(t: float, degrees: float, confidence: float) -> float:
     while excess(high) < 0:
         high += spread
     return float(scipy.optimize.brentq(excess, low, high, xtol=1e-10))
-
-
-def epsilon_two_gaussians(mean: float, std: float, other_mean: float, other_std: float, delta: float) -> float:
-    """Smallest epsilon for which two normal laws are (epsilon, delta)-indistinguishable in both directions.
-
-    Args:
-        mean: mean of the first law.
-        std: its standard deviation, > 0.
-        other_mean: mean of the second law.
-        other_std: its standard deviation, > 0.
-        delta: delta in (0, 1).
-
-    Raises:
-        ConfigError: an argument outside its range.
-
-    Source: Andrew, Kairouz, Oh, Oprea, McMahan and Suriyakumar, "One-shot Empirical Privacy Estimation for Federated
-        Learning" (ICLR 2024), Section 3.
-
-    Example:
-        >>> round(epsilon_two_gaussians(1.0, 1.0, 0.0, 1.0, 1e-5), 4)  # a Gaussian release with mu = 1
-        4.3772
-    """
-    check(delta, CONFIDENCE)
-    if not (std > 0 and other_std > 0):
-        raise ConfigError(f"standard deviations must be positive, got {std} and {other_std}")
-    forward, backward = (mean, std, other_mean, other_std), (other_mean, other_std, mean, std)
-
-    def excess(epsilon: float) -> float:
-        return max(_hockey_stick(epsilon, *forward), _hockey_stick(epsilon, *backward)) - delta
-
-    if excess(0.0) <= 0:
-        return 0.0
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-        if high > 1e6:
-            return math.inf
-    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=XTOL))
-
-
-def _hockey_stick(epsilon: float, m1: float, s1: float, m0: float, s0: float) -> float:
-    """sup_A P(A) - e^epsilon Q(A) for P = N(m1, s1^2), Q = N(m0, s0^2): the set where p > e^epsilon q."""
-    # ln p - ln q - epsilon = a x^2 + b x + c
-    a = 0.5 / s0**2 - 0.5 / s1**2
-    b = m1 / s1**2 - m0 / s0**2
-    c = 0.5 * (m0 / s0) ** 2 - 0.5 * (m1 / s1) ** 2 + math.log(s0 / s1) - epsilon
-    norm = scipy.stats.norm
-
-    def mass(low: float, high: float) -> float:
-        p = norm.cdf(high, m1, s1) - norm.cdf(low, m1, s1) if low < m1 else norm.sf(low, m1, s1) - norm.sf(high, m1, s1)
-        log_q = norm.logsf(low, m0, s0) if high == math.inf else norm.logcdf(high, m0, s0)
-        if low > -math.inf and high < math.inf:
-            log_q = math.log(max(norm.cdf(high, m0, s0) - norm.cdf(low, m0, s0), 1e-300))
-        return float(p - math.exp(min(epsilon + log_q, 700.0)))
-
-    if abs(a) < 1e-12 * (abs(b) + 1e-300):
-        if b == 0:
-            return 0.0
-        return max(0.0, mass(-c / b, math.inf) if b > 0 else mass(-math.inf, -c / b))
-    discriminant = b * b - 4 * a * c
-    if discriminant <= 0:
-        return max(0.0, 1 - math.exp(min(epsilon, 700.0))) if a > 0 else 0.0
-    low, high = sorted(((-b - math.sqrt(discriminant)) / (2 * a), (-b + math.sqrt(discriminant)) / (2 * a)))
-    return max(0.0, mass(low, high) if a < 0 else mass(-math.inf, low) + mass(high, math.inf))
-
-
-def epsilon_one_shot(statistics: Array, dimension: float, delta: float) -> float:
-    """ESTIMATE of epsilon from canaries' cosines with a run's released updates; not a bound.
-
-    Args:
-        statistics: cosine of each canary that was in with the sum of the released updates, [k], k >= 2.
-        dimension: d of the space; a canary that was out has cosines N(0, 1/d).
-        delta: delta in (0, 1).
-
-    Raises:
-        ConfigError: fewer than two cosines, all of them equal, or a delta outside its range.
-
-    Source: Andrew, Kairouz, Oh, Oprea, McMahan and Suriyakumar, "One-shot Empirical Privacy Estimation for Federated
-        Learning" (ICLR 2024), Algorithm 2.
-
-    Example:
-        >>> cosines = np.array([0.09, 0.10, 0.11])
-        >>> round(epsilon_one_shot(cosines, dimension=10_000, delta=1e-5), 1)  # of N(0.1, 0.01^2) and N(0, 0.01^2)
-        91.8
-        >>> round(epsilon_two_gaussians(0.1, 0.01, 0.0, 0.01, 1e-5), 1)
-        91.8
-    """
-    values = np.asarray(statistics, dtype=np.float64)
-    if values.ndim != 1 or len(values) < 2:
-        raise ConfigError(f"a one-shot estimate needs the cosines of at least 2 canaries, got {values.size}")
-    spread = float(np.std(values, ddof=1))
-    return epsilon_two_gaussians(float(values.mean()), spread, 0.0, 1 / math.sqrt(dimension), delta)

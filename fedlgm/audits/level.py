@@ -4,7 +4,7 @@ An audit of canaries fails if one of several bounds exceeds what is reported, or
 these statements has its own level; by the union bound the levels of all of them add up to at most the level of the
 audit, so a release that is as reported fails with probability at most 1 - confidence. Checks without statistics
 (whitened sensitivity, plan purity, noise on the ledger) take no share, and a method that makes one statement alone
-(distinguisher, one-run, one-run-fdp) keeps the whole level.
+(distinguisher, one-run) keeps the whole level.
 """
 
 from __future__ import annotations

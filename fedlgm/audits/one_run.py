@@ -11,7 +11,7 @@ import numpy as np
 
 from fedlgm import privacy
 from fedlgm.audits import bounds
-from fedlgm.audits.gaussian_scores import NoiseSeen, epsilon_one_shot, noise_ratio
+from fedlgm.audits.gaussian_scores import NoiseSeen, noise_ratio
 from fedlgm.audits.noise_checks import cancelled_by, noise_checks, shares_of
 from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import AuditResult, LayerRow, Method, Reported
@@ -36,12 +36,12 @@ def audit_record(
     """Audit a run from its canaries' observations.
 
     Args:
-        record: see `Canaries.record`. Bounds on single releases ("one-run-gaussian") and on whole runs (the other
-            methods) need records with presence = "release" and "run".
+        record: see `Canaries.record`. Bounds on single releases ("one-run-gaussian") and on whole runs ("one-run") need
+            records with presence = "release" and "run".
         layers: the layers that were released.
         reported: the run's reported figures.
         method: "one-run-gaussian": canary-aligned sums give the noise ratio of single releases, and the accountant
-            composes them; "one-run", "one-run-fdp" and the estimate "one-shot": scores of the run as a whole.
+            composes them; "one-run": scores of the run as a whole.
         confidence: confidence of the whole audit: with at least this probability, releases that are as reported pass
             and `epsilon_lower` is at most the true epsilon. Bounds and checks share the level, see `level.Shares`.
         per_layer: whether single layers are examined. Without them the accountant is also faster, and the bound a
@@ -59,7 +59,7 @@ def audit_record(
     check_known("method for a run", method, Method)
     if record.presence != "run":
         raise ConfigError(f"{method} needs canaries that are in or out of the whole run; these have a coin per round")
-    return _audit_run(record, reported, method, confidence)
+    return _audit_run(record, reported, confidence)
 
 
 def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, quick: bool = False) -> float:
@@ -164,24 +164,14 @@ def run_scores(record: CanaryRecord) -> Scores:
     return Scores(total[record.member], total[~record.member])
 
 
-def _audit_run(record: CanaryRecord, reported: Reported, method: Method, confidence: float) -> AuditResult:
+def _audit_run(record: CanaryRecord, reported: Reported, confidence: float) -> AuditResult:
     count = record.signs.shape[1]
-    if method == "one-shot":
-        scores = Scores(record.cosines[record.member], record.cosines[~record.member])
-        dimension = 1.0 / float(np.mean(record.cosines[~record.member] ** 2))
-        lower = epsilon_one_shot(scores.inside, dimension, reported.delta)
-    else:
-        kind: bounds.Counting = "one-run-fdp" if method == "one-run-fdp" else "one-run"
-        if kind == "one-run-fdp" and reported.rate < 1:
-            raise ConfigError("one-run-fdp is for runs that every client takes part in: sampled releases are not "
-                              "Gaussian-DP; use 'one-run' or 'one-run-gaussian'")  # fmt: skip
-        needed = bounds.canaries_needed(kind, 0.0, reported.delta, confidence)
-        if count < needed:
-            raise ConfigError(
-                f"{count} canaries are too few for a confidence of {confidence:g}: {method} shows nothing below "
-                f"{needed}; take more canaries or less confidence"
-            )
-        scores = run_scores(record)
-        bound = bounds.epsilon_one_run_fdp if kind == "one-run-fdp" else bounds.epsilon_one_run
-        lower = bound(scores, reported.delta, confidence)
-    return reported.audited(method, lower, confidence, {"inside": scores.inside, "outside": scores.outside}, count)
+    needed = bounds.canaries_needed("one-run", 0.0, reported.delta, confidence)
+    if count < needed:
+        raise ConfigError(
+            f"{count} canaries are too few for a confidence of {confidence:g}: one-run shows nothing below {needed}; "
+            "take more canaries or less confidence"
+        )
+    scores = run_scores(record)
+    lower = bounds.epsilon_one_run(scores, reported.delta, confidence)
+    return reported.audited("one-run", lower, confidence, {"inside": scores.inside, "outside": scores.outside}, count)

@@ -42,9 +42,8 @@ class CanaryRecord:
         cells: number of its values in each cell of the normal law, [T, K, cells].
         ordered: sorted absolute values of that noise at fixed ranks, see `order.ordered`, [T, K + 1, ranks].
         multipliers: the plan's effective multiplier of each round, [T].
-        raw: sums of all layers with nothing subtracted: functions of the release alone, [T, m]. Here and in `whole`,
-            empty if canaries have a coin per round.
-        whole: length of the sum of all releases so far in units of their noise, [T].
+        raw: sums of all layers with nothing subtracted: functions of the release alone, [T, m]; empty if
+            canaries have a coin per round.
         member: whether the canary's coin put it into the run, bool [m].
         rate: probability that an included canary takes part in a round.
         presence: "release" (a coin per round) or "run" (a coin per run).
@@ -64,7 +63,6 @@ class CanaryRecord:
     ordered: Array
     multipliers: Array
     raw: Array
-    whole: Array
     member: npt.NDArray[np.bool_]
     rate: float
     presence: Presence
@@ -111,8 +109,3 @@ class CanaryRecord:
     def aligned(self) -> Array:
         """Canary-aligned sums of all released layers together, [T, m]."""
         return np.asarray(np.nansum(self.layer_aligned * self.weights[:, None], axis=2))
-
-    @cached_property
-    def cosines(self) -> Array:
-        """Cosine of each canary with the sum of all releases, [m]."""
-        return np.asarray(np.sum(self.raw * self.orientation, axis=0) / self.whole[-1])

@@ -19,9 +19,7 @@ import numpy as np
 from fedlgm.privacy.guarantee import Relation
 from fedlgm.privacy.whole_run import WholeRun
 
-Method = Literal[
-    "auto", "probe", "distinguisher", "one-run-gaussian", "one-run", "one-run-fdp", "one-shot"
-]  # fmt: skip
+Method = Literal["auto", "probe", "distinguisher", "one-run-gaussian", "one-run"]
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class AuditResult:
     Attributes:
         subject: what was audited.
         method: the audit's method.
-        epsilon_lower: lower bound on the epsilon of the releases; an estimate for method "one-shot".
+        epsilon_lower: lower bound on the epsilon of the releases.
         epsilon_reported: the proven epsilon, or the claimed one if none is proven; `inf` if none is claimed.
         delta: delta at which both are stated.
         confidence: smallest probability with which an audit of releases that are as reported passes and `epsilon_lower`
@@ -144,14 +142,9 @@ class AuditResult:
     seconds: float = 0.0
 
     @property
-    def estimate(self) -> bool:
-        """Whether `epsilon_lower` is an estimate, which no release can fail."""
-        return self.method == "one-shot"
-
-    @property
     def exceeded(self) -> bool:
         """Whether the bound exceeds the reported epsilon."""
-        return not self.estimate and self.epsilon_lower > self.epsilon_reported * (1 + 1e-9)
+        return self.epsilon_lower > self.epsilon_reported * (1 + 1e-9)
 
     @property
     def passed(self) -> bool:
@@ -167,7 +160,6 @@ class AuditResult:
             "epsilon_reported": float(self.epsilon_reported),
             "delta": self.delta,
             "confidence": self.confidence,
-            "estimate": self.estimate,
             "passed": self.passed,
             "guarantee": self.guarantee,
             "observations": self.observations,

@@ -28,8 +28,8 @@ class Scores:
 
     Example:
         >>> scores = Scores(inside=[2.0, 3.0, 4.0], outside=[1.0, 2.5])
-        >>> scores.count, round(scores.auc(), 4)
-        (5, 0.9167)
+        >>> scores.count
+        5
     """
 
     inside: Array
@@ -47,8 +47,8 @@ class Scores:
         """Number m of canaries, in and out."""
         return self.inside.size + self.outside.size
 
-    def split(self, seed: int | None = None, share: float = 0.5) -> tuple[Scores, Scores]:
-        """Two parts drawn at random, the first of which holds `share` of the scores in and out.
+    def split(self, seed: int | None = None) -> tuple[Scores, Scores]:
+        """Two halves drawn at random, of the scores in and out.
 
         Raises:
             ConfigError: a part would be empty.
@@ -56,7 +56,7 @@ class Scores:
         rng = np.random.default_rng(seed)
         halves = []
         for values in (self.inside, self.outside):
-            order, cut = rng.permutation(values.size), int(values.size * share)
+            order, cut = rng.permutation(values.size), values.size // 2
             halves.append((values[order[:cut]], values[order[cut:]]))
         if any(part.size == 0 for half in halves for part in half):
             raise ConfigError(f"too few scores to split: {self.inside.size} in and {self.outside.size} out")
@@ -69,11 +69,6 @@ class Scores:
         rejected = np.searchsorted(np.sort(self.outside), thresholds, side="left")
         corners = _hull(missed, rejected)
         return thresholds[corners], rejected[corners], missed[corners]
-
-    def auc(self) -> float:
-        """Area under the ROC curve of the concave hull."""
-        _, rejected, missed = self.frontier()
-        return float(np.trapezoid(rejected / rejected[-1], missed / missed[-1]))
 
 
 def _hull(x: npt.NDArray[np.int64], y: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

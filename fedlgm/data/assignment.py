@@ -14,19 +14,10 @@ from fedlgm.errors import ConfigError, check_count, check_positive
 from fedlgm.keys import KeyRing, Purpose
 
 _STREAM = 2  # stream of this module below Purpose.PARTITION
-_ATTEMPTS = 10
 _NOBODY = -1
 
 
-def dirichlet_large(
-    labels: np.ndarray,
-    clients: int,
-    ring: KeyRing,
-    *,
-    alpha: float,
-    min_size: int = 0,
-    self_balancing: bool = False,
-) -> np.ndarray:
+def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
     """The scheme "dirichlet" on whole arrays, for 100,000 clients or millions of samples.
 
     Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. The same seed gives a different
@@ -37,32 +28,18 @@ def dirichlet_large(
         clients: number of clients; may exceed n.
         ring: source of randomness.
         alpha: concentration, > 0; if small, few clients share a class.
-        min_size: redraw until each client has at least this many samples, at most ten times.
-        self_balancing: give no more samples to clients that already hold n / clients (as FedLab and NIID-Bench do).
 
     Returns:
         Owner of each sample.
 
     Raises:
-        ConfigError: if an option is out of range or `min_size` is not met.
+        ConfigError: if an option is out of range.
     """
     check_positive(alpha=alpha)
-    min_size = check_count("min_size", min_size, least=0)
-    for attempt in range(_ATTEMPTS if min_size * clients <= len(labels) else 0):
-        rng = ring.numpy_generator(Purpose.PARTITION, _STREAM, attempt)
-        owner = np.full(len(labels), _NOBODY, dtype=np.int64)
-        _hetero_dirichlet(owner, _members(labels, rng).values(), clients, float(alpha), self_balancing, rng)
-        if np.bincount(owner, minlength=clients).min() >= min_size:
-            return owner
-    raise ConfigError(
-        f"partition scheme 'dirichlet-large' cannot divide {len(labels)} samples among {clients} clients with "
-        f"alpha={alpha} and min_size={min_size}: use {smaller_size(min_size)}a larger alpha or fewer clients"
-    )
-
-
-def smaller_size(min_size: int) -> str:
-    """The part of a remedy that applies only if clients need examples."""
-    return "min_size=0 (empty clients are skipped), " if min_size > 0 else ""
+    rng = ring.numpy_generator(Purpose.PARTITION, _STREAM, 0)
+    owner = np.full(len(labels), _NOBODY, dtype=np.int64)
+    _hetero_dirichlet(owner, _members(labels, rng).values(), clients, float(alpha), False, rng)
+    return owner
 
 
 def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedlgm.data.assignment import smaller_size
 from fedlgm.data.partitioners import partitioners
-from fedlgm.errors import ConfigError, check_count, check_known, check_positive
+from fedlgm.errors import ConfigError, check_positive
 from fedlgm.extension import load_object, parameters_of, users_code
 from fedlgm.keys import KeyRing, Purpose
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner
 
 _ROWS, _SEED = 0, 1  # streams of this module below Purpose.PARTITION
-_ATTEMPTS = 10
 
 
 def iid(labels: np.ndarray, clients: int, ring: KeyRing) -> np.ndarray:
@@ -35,129 +33,36 @@ def iid(labels: np.ndarray, clients: int, ring: KeyRing) -> np.ndarray:
     return _owners(partitioners().IidPartitioner(clients), labels, ring)
 
 
-def dirichlet(
-    labels: np.ndarray,
-    clients: int,
-    ring: KeyRing,
-    *,
-    alpha: float,
-    min_size: int = 0,
-    self_balancing: bool = False,
-) -> np.ndarray:
+def dirichlet(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
     """Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients (`DirichletPartitioner`).
 
     Args:
         labels: labels, int [n].
-        clients: number of clients, at most n.
+        clients: number of clients, at most n; some may stay empty.
         ring: source of randomness.
         alpha: concentration, > 0; if small, few clients share a class.
-        min_size: redraw until each client has at least this many samples, at most eleven times.
-        self_balancing: give no more samples to clients that already hold more than n / clients.
 
     Returns:
         Owner of each sample.
 
     Raises:
-        ConfigError: if an option is out of range or `min_size` is not met.
+        ConfigError: if an option is out of range or there are too many clients.
     """
     check_positive(alpha=alpha)
-    min_size = check_count("min_size", min_size, least=0)
-    for attempt in range(_ATTEMPTS):
-        partitioner = partitioners().DirichletPartitioner(
-            clients,
-            "label",
-            float(alpha),
-            min_partition_size=min_size,
-            self_balancing=self_balancing,
-            shuffle=False,
-            seed=_seed(ring, attempt),
-        )
-        try:
-            with np.errstate(invalid="raise", divide="raise"):
-                return _owners(partitioner, labels, ring)
-        # Self-balancing can leave only clients whose proportion underflowed to zero: 0/0 in the partitioner.
-        except (FloatingPointError, ZeroDivisionError):
-            continue
-        except ValueError as error:
-            raise ConfigError(
-                f"partition scheme 'dirichlet' cannot divide {len(labels)} samples among {clients} clients with "
-                f"alpha={alpha} and min_size={min_size}: use {smaller_size(min_size)}a larger alpha or fewer clients "
-                f"(at most one per sample), or the scheme 'dirichlet-large', which takes any number of clients"
-            ) from error
-    raise ConfigError(
-        f"partition scheme 'dirichlet' with self_balancing found no division in {_ATTEMPTS} draws at alpha={alpha}: "
-        f"use a larger alpha, or the scheme 'dirichlet-large', which balances at any alpha"
-    )
-
-
-def pathological(
-    labels: np.ndarray, clients: int, ring: KeyRing, *, classes_per_client: int, assignment: str = "first-deterministic"
-) -> np.ndarray:
-    """Each client gets samples of a fixed number of classes (`PathologicalPartitioner`).
-
-    Args:
-        labels: labels, int [n].
-        clients: number of clients.
-        ring: source of randomness.
-        classes_per_client: number of classes of each client, at most the number of classes present.
-        assignment: "first-deterministic" (client i always gets class i modulo the number of classes, so with at least
-            as many clients as classes no sample is left over), "deterministic" or "random".
-
-    Returns:
-        Owner of each sample; samples of a class that no client drew belong to no client.
-
-    Raises:
-        ConfigError: if an option is out of range, or a class has fewer samples than clients that need it.
-    """
-    present = len(np.unique(labels))
-    classes_per_client = check_count("classes_per_client", classes_per_client)
-    if classes_per_client > present:
-        raise ConfigError(
-            f"classes_per_client={classes_per_client} exceeds the {present} classes present in the labels"
-        )
-    modes = ("first-deterministic", "deterministic", "random")
-    check_known("assignment", assignment, modes)
-    partitioner = partitioners().PathologicalPartitioner(
-        clients, "label", classes_per_client, class_assignment_mode=assignment, shuffle=False, seed=_seed(ring, 0)
+    partitioner = partitioners().DirichletPartitioner(
+        clients, "label", float(alpha), min_partition_size=0, self_balancing=False, shuffle=False, seed=_seed(ring)
     )
     try:
         return _owners(partitioner, labels, ring)
     except ValueError as error:
         raise ConfigError(
-            f"partition scheme 'pathological' cannot give {classes_per_client} classes to each of {clients} clients: a "
-            f"class has fewer samples than clients that need it; use fewer clients or fewer classes per client"
+            f"partition scheme 'dirichlet' cannot divide {len(labels)} samples among {clients} clients: use fewer "
+            f"clients (at most one per sample), or the scheme 'dirichlet-large', which takes any number of clients"
         ) from error
 
 
-def shard(labels: np.ndarray, clients: int, ring: KeyRing, *, shards_per_client: int) -> np.ndarray:
-    """Samples sorted by label are cut into equal shards, dealt at random (`ShardPartitioner`; McMahan et al., 2017).
-
-    Args:
-        labels: labels, int [n].
-        clients: number of clients.
-        ring: source of randomness.
-        shards_per_client: shards of each client; a shard has floor(n / (clients * shards_per_client)) samples.
-
-    Returns:
-        Owner of each sample; the remainder belongs to no client.
-
-    Raises:
-        ConfigError: if there are fewer samples than shards.
-    """
-    shards_per_client = check_count("shards_per_client", shards_per_client)
-    if clients * shards_per_client > len(labels):
-        raise ConfigError(
-            f"{clients} clients with shards_per_client={shards_per_client} need {clients * shards_per_client} samples, "
-            f"got {len(labels)}: use fewer clients or fewer shards"
-        )
-    partitioner = partitioners().ShardPartitioner(
-        clients, "label", shards_per_client, shuffle=False, seed=_seed(ring, 0)
-    )
-    return _owners(partitioner, labels, ring)
-
-
-def _seed(ring: KeyRing, attempt: int) -> int:
-    low, high = ring.words(2, Purpose.PARTITION, _SEED, attempt)
+def _seed(ring: KeyRing) -> int:
+    low, high = ring.words(2, Purpose.PARTITION, _SEED, 0)
     return int(low) | int(high) << 32
 
 
@@ -243,7 +148,7 @@ def by_partitioner(
 def _filled(found: type, clients: int, ring: KeyRing, values: dict[str, Any]) -> dict[str, Any]:
     """Options of a class, completed by those that a run knows."""
     known = parameters_of(found)
-    own = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring, 0)}
+    own = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring)}
     # Tables (of a DistributionPartitioner) must be arrays; TOML has lists of lists.
     given = {
         key: np.asarray(value) if isinstance(value, list) and value and isinstance(value[0], list) else value

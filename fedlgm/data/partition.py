@@ -113,13 +113,11 @@ class Partition:
         return cells.reshape(len(self), classes)
 
 
-_OF_FLOWER = ("iid", "dirichlet", "pathological", "shard")
+_OF_FLOWER = ("iid", "dirichlet")
 """Schemes whose divisions are kept on disk: `flwr-datasets` takes a second to import."""
 _SCHEMES: dict[str, Callable[..., np.ndarray]] = {
     "iid": flower.iid,
     "dirichlet": flower.dirichlet,
-    "pathological": flower.pathological,
-    "shard": flower.shard,
     **assignment.SCHEMES,
 }
 
@@ -128,7 +126,7 @@ def schemes() -> tuple[str, ...]:
     """Names of the schemes of `partition`.
 
     Example:
-        >>> {"iid", "dirichlet", "shard"} <= set(schemes())
+        >>> {"iid", "dirichlet", "natural"} <= set(schemes())
         True
     """
     return tuple(_SCHEMES)

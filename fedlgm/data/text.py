@@ -36,14 +36,14 @@ def encode(text: str, alphabet: str = ALPHABET) -> np.ndarray:
     return tokens[known[tokens] == points].astype(np.int64)
 
 
-def decode(tokens: np.ndarray, alphabet: str = ALPHABET) -> str:
+def decode(tokens: np.ndarray) -> str:
     """The text of `encode`'s numbers [characters].
 
     Example:
         >>> decode(encode("Amen."))
         'Amen.'
     """
-    return "".join(alphabet[int(token)] for token in tokens)
+    return "".join(ALPHABET[int(token)] for token in tokens)
 
 
 def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET) -> tuple[Samples, Samples]:

@@ -23,7 +23,6 @@ from fedlgm.mechanisms.ladp_frame import theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import kl_score, layer_changes, layer_divergences
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.queries import LayerMovement, NoisyQuery, beside_layers
 from fedlgm.transcript import Transcript
 
 __all__ = ["LaDP", "kl_score", "layer_changes", "layer_divergences", "theorem3_constant", "theorem3_delta"]
@@ -39,8 +38,8 @@ class LaDP(Mechanism):
 
         sigma_j = sigma_* sqrt(sum_(k in A) (s_k P_k)^2) / P_j,
 
-    so sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 for all scores. Only ratios of scores matter; unless `relative` is off,
-    they are divided by their geometric mean in A before they are clipped to [score_floor, score_cap]. Layers outside A
+    so sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 for all scores. Only ratios of scores matter: they
+    are divided by their geometric mean in A before they are clipped to [score_floor, score_cap]. Layers outside A
     are not uploaded. If A is empty nothing is released in that round. The round is still charged once anything has been
     released, because the decision to skip may depend on that.
 
@@ -51,23 +50,19 @@ class LaDP(Mechanism):
         bound: l2 bound S of one client's update.
         threshold: R >= 0; layers of smaller norm are not selected.
         score: "change" (mean squared change of a weight) or "kl" (divergence of the softmaxes), between the last two
-            released models.
+            released models; of it, the share of the last released update's energy that is not noise. Otherwise noisier
+            layers would seem to move more, get less noise next time, and the scales would oscillate.
         score_floor: p_min > 0.
         score_cap: B > 0.
-        relative: whether scores are measured in units of their geometric mean.
-        denoise: whether a score keeps only the share of the last released update's energy that is not noise. Without it
-            noisier layers seem to move more, get less noise next time, and the scales oscillate.
         memory: weight in [0, 1) of the last round's scores; 0 is the paper's rule, which scores every round anew.
         estimate: False is the paper's ablation: every selected layer's score is 1.
-        local_share: share of the budget in [0, 1) spent on a noisy sum of the clients' own layer movements, which gives
-            the next round's scores; 0 uses released models.
 
     Example:
         >>> import torch
         >>> from fedlgm import Sampling
         >>> layers, facts = LayerTable.from_sizes({"a": 4, "b": 1}), RunFacts(2.0, Sampling("poisson", 100, 0.1))
         >>> models = (torch.zeros(5), torch.tensor([1.0, 1.0, 1.0, 1.0, 3.0]))  # the last two that were released
-        >>> mechanism = LaDP("ladp", memory=0.0, denoise=False)
+        >>> mechanism = LaDP("ladp", memory=0.0)
         >>> plan = mechanism.plan(layers, facts, Transcript(1, models))
         >>> plan.notes["score"].tolist(), plan.sigma.round(3).tolist(), round(plan.effective_multiplier, 6)
         ([0.5, 2.0], [5.831, 1.458], 2.0)
@@ -78,19 +73,14 @@ class LaDP(Mechanism):
     score: Literal["change", "kl"] = "change"
     score_floor: float = 0.5
     score_cap: float = 2.0
-    relative: bool = True
-    denoise: bool = True
     memory: float = 0.95
     estimate: bool = True
-    local_share: float = 0.0
 
     def __post_init__(self) -> None:
         check_positive(self.name, bound=self.bound, score_floor=self.score_floor, score_cap=self.score_cap)
         check_threshold(self.name, self.threshold)
         if not 0 <= self.memory < 1:
             raise ConfigError(f"{self.name}: memory must lie in [0, 1), got {self.memory}")
-        if not 0 <= self.local_share < 1:
-            raise ConfigError(f"{self.name}: local_share must lie in [0, 1), got {self.local_share}")
         if self.score_floor > self.score_cap:
             raise ConfigError(f"{self.name}: score_floor = {self.score_floor} exceeds score_cap = {self.score_cap}")
 
@@ -103,34 +93,28 @@ class LaDP(Mechanism):
             return ReleasePlan(layers, np.zeros(len(layers)), nothing, facts, Guarantee("proven", reason))
         scores = self._scores(layers, transcript, selected)
         clip = np.where(selected, self.bound / math.sqrt(selected.sum()), 0.0)
-        multiplier, queries = facts.noise_multiplier, tuple[NoisyQuery, ...]()
-        if self.local_share > 0:
-            queries, multiplier = beside_layers(LayerMovement, layers, multiplier, self.local_share)
         total = math.sqrt(float(np.sum((clip * scores)[selected] ** 2)))
-        sigma = np.where(selected, multiplier * total / scores, math.inf)
+        sigma = np.where(selected, facts.noise_multiplier * total / scores, math.inf)
         notes = {"score": scores, "selected": selected.astype(np.float64)}
-        return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _SOUND), queries=queries, notes=notes)
+        return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _SOUND), notes=notes)
 
     def _scores(self, layers: LayerTable, transcript: Transcript, selected: np.ndarray) -> np.ndarray:
         """P_j of every layer, from released outputs only; 1 where nothing is known yet, [K]."""
         raw = self._movement(layers, transcript) if self.estimate else None
         if raw is None:
             return np.ones(len(layers))
-        if self.relative:
-            moved = selected & (raw > 0)
-            raw = raw / np.exp(np.mean(np.log(raw[moved]))) if moved.any() else np.ones(len(layers))
+        moved = selected & (raw > 0)
+        raw = raw / np.exp(np.mean(np.log(raw[moved]))) if moved.any() else np.ones(len(layers))
         fresh = np.clip(raw, self.score_floor, self.score_cap)
         slow = _last_scores(transcript, len(layers)) ** self.memory * fresh ** (1 - self.memory)
         return np.clip(slow, self.score_floor, self.score_cap)
 
     def _movement(self, layers: LayerTable, transcript: Transcript) -> np.ndarray | None:
-        if self.local_share > 0:
-            return transcript.answer(LayerMovement.name)
         if len(transcript.models) < 2:
             return None
         measure = layer_changes if self.score == "change" else layer_divergences
         raw = measure(layers, transcript.models[-1], transcript.models[-2])
-        if self.denoise and transcript.mean is not None and transcript.plan is not None:
+        if transcript.mean is not None and transcript.plan is not None:
             raw = raw * clipping.signal_share(transcript.mean, transcript.plan)
         return raw
 

@@ -61,16 +61,14 @@ def noise_constant(kind: Constant, epsilon: float, delta: float) -> float:
     return value
 
 
-def bound_by_training(training: LocalTraining, steps: int | None = None) -> float:
+def bound_by_training(training: LocalTraining) -> float:
     """Half of the paper's sensitivity Delta_f: how far a client's model can move from the global one.
 
     Every step moves the weights by at most eta G_c. The paper counts one step per epoch, Delta_f = 2 eta E G_c (Theorem
-    2); with `steps` all optimizer steps of a round are counted, Delta_f = 2 eta steps G_c, which oppositely directed
-    gradients attain.
+    2), which is too few where an epoch has several.
 
     Args:
         training: local training: plain SGD with clipped gradients.
-        steps: optimizer steps of the busiest client in a round; None counts epochs.
 
     Raises:
         ConfigError: training whose steps are not bounded by eta G_c.
@@ -79,7 +77,7 @@ def bound_by_training(training: LocalTraining, steps: int | None = None) -> floa
         raise ConfigError("training.gradient_clip (the paper's G_c) is needed: the paper's sensitivity is made of it")
     if training.optimizer != "sgd" or training.momentum:
         raise ConfigError("the paper's sensitivity holds for training.optimizer = 'sgd' without momentum only")
-    return training.lr * (training.epochs if steps is None else steps) * training.gradient_clip
+    return training.lr * training.epochs * training.gradient_clip
 
 
 def require(facts: RunFacts, owner: str) -> RunFacts:

@@ -29,7 +29,7 @@ from fedlgm.errors import LedgerError
 from fedlgm.privacy.chain import next_head
 from fedlgm.privacy.charge import Charge, Draft, Head
 from fedlgm.privacy.guarantee import Claim, Guarantee, Status
-from fedlgm.privacy.ledger_file import SCHEMA, connect, create, remedy
+from fedlgm.privacy.ledger_file import connect, create, prepare, remedy
 from fedlgm.privacy.spending import Spending, claimed_epsilon
 
 if TYPE_CHECKING:
@@ -71,39 +71,10 @@ class Ledger:
                     create(self.path, owner)
             self._db = connect(self.path, reading=owner is None)
             try:
-                self._prepare(owner)
+                self._protects, self._words = prepare(self._db, self.path, owner)
             except BaseException:
                 self._db.close()
                 raise
-
-    def _prepare(self, owner: str | None) -> None:
-        if owner is not None:
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-        damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if damage != "ok":
-            raise LedgerError(f"the ledger {self.path} is damaged ({damage}); restore it from a backup")
-        if owner is None and not self._db.execute("SELECT 1 FROM sqlite_master WHERE name='charges'").fetchone():
-            raise LedgerError(f"{self.path} is not a fedlgm ledger: restore it from a backup or start a new run")
-        if owner is not None:
-            self._db.executescript(SCHEMA)
-        columns = {row[1] for row in self._db.execute("PRAGMA table_info(charges)")}
-        if "head" not in columns:
-            raise LedgerError(f"the ledger {self.path} is of an earlier version of fedlgm, whose rows have no hashes")
-        missing = {name for name in ("protects", "guarantee") if name not in columns}
-        if owner is not None:
-            for name in sorted(missing):
-                self._db.execute(f"ALTER TABLE charges ADD COLUMN {name} TEXT NOT NULL DEFAULT ''")
-            if "protects" in missing:
-                self._db.execute("INSERT OR REPLACE INTO meta SELECT 'rows before protects', COUNT(*) FROM charges")
-            missing.clear()
-        # A file of an earlier version is read as it lies.
-        self._protects, self._words = ("''" if name in missing else name for name in ("protects", "guarantee"))
-        if owner is not None:
-            self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
-            (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
-            if found != owner:
-                raise LedgerError(f"the ledger {self.path} belongs to another run; give this run its own folder")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

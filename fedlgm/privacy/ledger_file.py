@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from fedlgm.errors import LedgerError
 from fedlgm.files import PUBLIC, create_durably
 
 SCHEMA = """
@@ -53,6 +54,43 @@ def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
     closed = not path.with_name(path.name + "-wal").exists()
     address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if closed else ''}"
     return sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
+
+
+def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> tuple[str, str]:
+    """Check an opened ledger and bring it up to date for charges.
+
+    Returns:
+        The SQL of a row's protection and of its guarantee; a file of an earlier version is read as it lies.
+
+    Raises:
+        LedgerError: not a ledger, damaged, or owned by another run.
+    """
+    if owner is not None:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+    damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if damage != "ok":
+        raise LedgerError(f"the ledger {path} is damaged ({damage}); restore it from a backup")
+    if owner is None and not db.execute("SELECT 1 FROM sqlite_master WHERE name='charges'").fetchone():
+        raise LedgerError(f"{path} is not a fedlgm ledger: restore it from a backup or start a new run")
+    if owner is not None:
+        db.executescript(SCHEMA)
+    columns = {row[1] for row in db.execute("PRAGMA table_info(charges)")}
+    if "head" not in columns:
+        raise LedgerError(f"the ledger {path} is of an earlier version of fedlgm, whose rows have no hashes")
+    missing = {name for name in ("protects", "guarantee") if name not in columns}
+    if owner is None:
+        protects, words = ("''" if name in missing else name for name in ("protects", "guarantee"))
+        return protects, words
+    for name in sorted(missing):
+        db.execute(f"ALTER TABLE charges ADD COLUMN {name} TEXT NOT NULL DEFAULT ''")
+    if "protects" in missing:
+        db.execute("INSERT OR REPLACE INTO meta SELECT 'rows before protects', COUNT(*) FROM charges")
+    db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
+    (found,) = db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
+    if found != owner:
+        raise LedgerError(f"the ledger {path} belongs to another run; give this run its own folder")
+    return "protects", "guarantee"
 
 
 def remedy(error: Exception) -> str:

@@ -13,6 +13,7 @@ from fedlgm.errors import ConfigError, explained
 from fedlgm.noise import Family
 from fedlgm.papers.inid import pca
 from fedlgm.privacy.guarantee import Relation
+from simulations.config.recipe import Overrides, settings
 
 _BUNDLED = Path(__file__).parents[1] / "recipes" / "applications"
 
@@ -35,14 +36,14 @@ class Settings(BaseModel):
     seed: int = Field(default=0, ge=0, lt=2**128)
 
     @classmethod
-    def load(cls, default: str, path: Path | None, values: dict[str, Any]) -> Self:
-        """Bundled defaults, overridden by the file `path`, overridden by those of `values` that are not None.
+    def load(cls, default: str, path: Path | None, overrides: Overrides = ()) -> Self:
+        """Bundled defaults, overridden by the file `path`, overridden by "key=value" texts or a mapping.
 
         Raises:
             ConfigError: no such file, not TOML, an unknown key or a value out of range.
         """
         raw = _read(_BUNDLED / f"{default}.toml") | ({} if path is None else _read(path))
-        raw |= {key: value for key, value in values.items() if value is not None}
+        raw |= settings(overrides)
         try:
             return cls.model_validate(raw)
         except ValidationError as error:

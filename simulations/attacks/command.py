@@ -41,23 +41,17 @@ UNITS = ("example", "client")
 @app.command()
 def mia(
     target: TargetArgument = None,
-    shadows: Annotated[
-        int, typer.Option(help="Federations to train, even and at least 4: shadow models, and a recipe's target.")
-    ] = 4,
     examples: ExamplesOption = None,
     unit: UnitOption = "example",
     overrides: SetOption = None,
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Infer membership from the model's outputs and from the representation in each layer."""
+    """Infer membership from the model's outputs."""
     from simulations.attacks import membership
 
-    people = _population(target, shadows, examples, unit, overrides, as_json)
-    found = membership.mia(people)
-    results = {f"output: {name}": result for name, result in found.outputs.items()}
-    results |= {f"layer: {name}": result for name, result in found.layers.items()}
-    _report_membership("mia", people, results, {"error_rates": found.error_rates}, picture, as_json)
+    people = _population(target, None, examples, unit, overrides, as_json)
+    _report_membership("mia", people, membership.mia(people), picture, as_json)
 
 
 @app.command()
@@ -75,8 +69,8 @@ def lira(
     """Infer membership by likelihood ratios, online and offline: LiRA, and RMIA for few shadow models."""
     from simulations.attacks import membership
 
-    people = _population(target, shadows, examples, unit, overrides, as_json, pooled=True)
-    _report_membership("lira", people, membership.lira(people), {}, picture, as_json)
+    people = _population(target, shadows, examples, unit, overrides, as_json)
+    _report_membership("lira", people, membership.lira(people), picture, as_json)
 
 
 @app.command()
@@ -140,8 +134,6 @@ def gan(
     label: Annotated[
         str | None, typer.Option(help="Class to reconstruct, a number or a name; the last client must lack it.")
     ] = None,
-    kind: Annotated[str, typer.Option(help="acgan or dcgan.")] = "acgan",
-    active: Annotated[bool, typer.Option(help="The attacker also trains on generated images.")] = False,
     steps: Annotated[int, typer.Option(help="Generator steps for each released model.")] = 20,
     inception: Annotated[
         Path | None,
@@ -159,14 +151,12 @@ def gan(
     from simulations.attacks.target import Target
     from simulations.reports.svg import save
 
-    settings = GanSettings(kind=kind, active=active, steps=steps)  # type: ignore[arg-type]
+    settings = GanSettings(steps=steps)
     features = None if inception is None else InceptionFeatures(inception)
     opened = Target.open(target, overrides or ())
     with progress("gan", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
         found = attacks.attack(opened, label=label, settings=settings, inception=features, progress=on_progress)
-    path = save(
-        figures.classes([(f"{kind}, {'active' if active else 'passive'}", found)]), picture or Path("attack-gan.png")
-    )
+    path = save(figures.classes([("reconstructed", found)]), picture or Path("attack-gan.png"))
     if as_json:
         print_json({"attack": "gan", "name": opened.name, **found.to_dict(), "picture": str(path)})
         return
@@ -185,12 +175,11 @@ def gan(
 
 def _population(
     target: str | None,
-    shadows: int,
+    shadows: int | None,
     examples: int | None,
     unit: str,
     overrides: list[str] | None,
     as_json: bool,
-    pooled: bool = False,
 ) -> Population:
     from fedlgm.errors import ConfigError
     from simulations.attacks import membership
@@ -199,8 +188,10 @@ def _population(
     if unit not in UNITS:
         raise ConfigError(f"--unit: unknown {unit!r}; known: {', '.join(UNITS)}")
     opened = Target.open(target, overrides or ())
-    if pooled:
-        membership.require_pooled(opened, shadows)
+    if shadows is None:
+        shadows = 0 if opened.folder is not None else 1
+    else:
+        membership.require_enough(opened, shadows)
     with progress("membership", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
         return membership.population(opened, shadows, examples=examples, unit=unit, progress=on_progress)  # type: ignore[arg-type]
 
@@ -209,7 +200,6 @@ def _report_membership(
     attack: str,
     people: Population,
     results: dict[str, MembershipResult],
-    extra: dict[str, dict[str, float]],
     picture: Path | None,
     as_json: bool,
 ) -> None:
@@ -232,7 +222,6 @@ def _report_membership(
                 "accuracy_members": inside,
                 "accuracy_others": outside,
                 "results": {name: result.to_dict() for name, result in results.items()},
-                **extra,
                 **figures_of_run,
                 "picture": str(path),
             }

@@ -18,12 +18,9 @@ from fedlgm import wire
 from fedlgm.attacks.frechet import PublicClassifier
 from fedlgm.attacks.gan import ClassReconstruction, GanSettings
 from fedlgm.attacks.inception import InceptionFeatures
-from fedlgm.data import DataSet, Partition
 from fedlgm.data.class_names import class_number
 from fedlgm.errors import ConfigError, RunError
 from simulations.attacks.target import FIGURES, Images, Target, in_usual_pixels, train
-from simulations.config.assembly import Assembly
-from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
 from simulations.progress import OnProgress
 from simulations.runs.rows import FullRow, RunSummary, excerpt
@@ -35,8 +32,6 @@ class ClassFinding:
 
     Attributes:
         target: the class.
-        kind: "acgan" or "dcgan".
-        active: whether the attacker trained on generated images.
         distance: Frechet distance of reconstructions and private images of the class, in the features of a classifier
             trained on the test set, which the federation does not train on; comparable only under the same classifier.
         floor: the same between two halves of the private images, as a perfect reconstruction would have.
@@ -53,8 +48,6 @@ class ClassFinding:
     """
 
     target: int
-    kind: str
-    active: bool
     distance: float
     floor: float
     nearest_class: float
@@ -76,7 +69,7 @@ class ClassFinding:
 class _Watched(LocalGrid):
     """Shows every round's global model to the attacker before the clients train."""
 
-    def __init__(self, client_app: ClientApp, on_model: Callable[[Tensor], None]) -> None:
+    def __init__(self, client_app: ClientApp, on_model: Callable[[Tensor], object]) -> None:
         super().__init__(client_app)
         self._on_model, self._round = on_model, 0
 
@@ -116,7 +109,7 @@ def attack(
         ConfigError: the curious client holds the class, or no client does.
         RunError: a run without a seed, whose models cannot be released again.
     """
-    settings, assembly = settings or GanSettings(), target.assembly(reconstructs=True)
+    assembly = target.assembly(reconstructs=True)
     if target.folder is not None and target.recipe.run.seed is None:
         raise RunError(
             f"{target.folder.path} has no seed and keeps only its last models: the attack watches every round, so give "
@@ -139,31 +132,21 @@ def attack(
         settings=settings,
     )
     classifier = classifier or PublicClassifier.train(*data.test, data.classes)
-    recipe = target.twin("gan")
-    federation = in_usual_pixels(recipe).with_data(assembly.dataset, partition)
-    if settings.active:
-        federation, room = _with_room(recipe, data, partition, settings.injected)
-        trained_on = Images.of(federation.dataset)
-
-    def on_model(model: Tensor) -> None:
-        curious.observe(model)
-        if settings.active:
-            x, y = (part[-settings.injected :].numpy() for part in curious.poisoned())
-            trained_on.train_x[room], trained_on.train_y[room] = x, y
+    federation = in_usual_pixels(target.twin("gan")).with_data(assembly.dataset, partition)
 
     def on_round(row: FullRow) -> None:
         if progress is not None:
             progress(row["round"], assembly.recipe.federation.rounds, f"class {label}")
 
     with tempfile.TemporaryDirectory() as scratch:
-        trained = train(federation, Path(scratch) / "run", grid=lambda app: _Watched(app, on_model), progress=on_round)
+        trained = train(
+            federation, Path(scratch) / "run", grid=lambda app: _Watched(app, curious.observe), progress=on_round
+        )
     curious.observe(assembly.layers.flatten(trained.module))
     samples = curious.samples(len(private))
     others = [torch.from_numpy(data.train_x[data.train_y == other]) for other in range(data.classes) if other != label]
     return ClassFinding(
         target=label,
-        kind=settings.kind,
-        active=settings.active,
         distance=classifier.distance(samples, private),
         floor=classifier.distance(private[::2], private[1::2]),
         nearest_class=min(classifier.distance(other, private) for other in others if len(other) > 1),
@@ -187,16 +170,3 @@ def _isolated(labels: np.ndarray, own: np.ndarray, classes: int) -> int:
             "data.partition = 'isolation' (see fedlgm partition)"
         )
     return int(missing.max())
-
-
-def _with_room(recipe: Recipe, data: Images, partition: Partition, rows: int) -> tuple[Assembly, slice]:
-    """The federation with empty places for generated images among the last client's, and their positions."""
-    count, last = len(data.train_y), len(partition) - 1
-    first = partition[last][:1]
-    x = np.concatenate([data.train_x, np.repeat(data.train_x[first], rows, axis=0)])
-    y = np.concatenate([data.train_y, np.repeat(data.train_y[first], rows)])
-    grown = DataSet(recipe.data.name, x, y, data.test_x, data.test_y, data.classes)
-    order = np.concatenate([partition.order, np.arange(count, count + rows, dtype=np.int32)])
-    offsets = partition.offsets.copy()
-    offsets[-1] += rows
-    return in_usual_pixels(recipe).with_data(grown, Partition(order, offsets)), slice(count, count + rows)

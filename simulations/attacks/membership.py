@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import nn
 
 from fedlgm.attacks.lira import confidence_logits, likelihood_ratios, pooled
 from fedlgm.attacks.membership import MembershipResult, evaluate_scores
-from fedlgm.attacks.mia import LayerAdversary, ShadowModel, output_scores
+from fedlgm.attacks.mia import output_scores
 from fedlgm.attacks.rmia import relative_ratios
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Unit
@@ -55,18 +54,19 @@ def population(
     """Train federations of the target's recipe on random halves of its examples, or of clients that divide them.
 
     Against a run, `models` shadow federations are trained beside it, on halves of its training and test sets; against a
-    recipe, `models` federations are trained in all. Each has its own cohorts, batches and noise.
+    recipe, `models` federations are trained in all. Each has its own cohorts, batches and noise; each pair of them
+    divides the units.
 
     Args:
         target: the attacked recipe or run.
-        models: number of federations, even and at least 4.
+        models: number of federations.
         examples: largest number of the set's examples to use; default: all. Not for a run.
         unit: unit of membership. A recipe has twice its number of clients, each with half of the examples. A run has
             its own clients, and further ones that hold the test set.
         progress: called with (rounds done, total, description).
 
     Raises:
-        ConfigError: a number of models that is odd or too small, or a limit on a finished run's examples.
+        ConfigError: a limit on a finished run's examples.
     """
     if target.folder is not None and examples is not None:
         raise ConfigError(
@@ -82,7 +82,7 @@ def population(
         pool = ClientPool.of_recipe(images, target.recipe, examples)
     else:
         pool = ClientPool.of_run(images, target.recipe, assembly.partition)
-    membership = pool.halves(models, target.recipe.run.seed or 0)
+    membership = pool.halves(models + models % 2, target.recipe.run.seed or 0)[:models]
     rounds = target.recipe.federation.rounds
     modules, results = [], []
     with tempfile.TemporaryDirectory() as scratch:
@@ -103,41 +103,17 @@ def population(
     return Population(pool, modules, membership, results, target.folder is not None)
 
 
-@dataclass(frozen=True)
-class MiaFindings:
-    """Findings of the attacks of `mia`.
-
-    Attributes:
-        outputs: results by attack on the model's outputs.
-        layers: results by layer.
-        error_rates: the risk estimate of every layer.
-    """
-
-    outputs: dict[str, MembershipResult]
-    layers: dict[str, MembershipResult]
-    error_rates: dict[str, float]
+def mia(people: Population) -> dict[str, MembershipResult]:
+    """Results on the first model's outputs, by attack."""
+    members, pool = people.membership[0], people.pool
+    scores = {name: pool.by_unit(found) for name, found in output_scores(people.modules[0], *pool.tensors()).items()}
+    return {name: evaluate_scores(values[members], values[~members]) for name, values in scores.items()}
 
 
-def mia(people: Population) -> MiaFindings:
-    """Output and layer attacks on the first model; the others fit the layer adversaries."""
-    members, victim, pool = people.membership[0], people.modules[0], people.pool
-    x, y = pool.tensors()
-    adversary = LayerAdversary(
-        [
-            ShadowModel(module, pool.tensors(row)[0], pool.tensors(~row)[0])
-            for module, row in zip(people.modules[1:], people.membership[1:], strict=True)
-        ]
-    )
-
-    def found(scores: Mapping[str, np.ndarray]) -> dict[str, MembershipResult]:
-        own = {name: pool.by_unit(values) for name, values in scores.items()}
-        return {name: evaluate_scores(values[members], values[~members]) for name, values in own.items()}
-
-    return MiaFindings(found(output_scores(victim, x, y)), found(adversary.scores(victim, x)), adversary.error_rates())
-
-
-def require_pooled(target: Target, models: int) -> None:
-    """Raise ConfigError for too few federations of a recipe for `lira`, where each is attacked with the others."""
+def require_enough(target: Target, models: int) -> None:
+    """Raise ConfigError for a number of federations that is odd, or too small for `lira`."""
+    if models < 4 or models % 2:
+        raise ConfigError(f"LiRA trains an even number of federations, at least 4, got {models}")
     if target.folder is None and models < _POOLED:
         raise ConfigError(f"LiRA on a recipe attacks each federation with the others: train at least {_POOLED}")
 

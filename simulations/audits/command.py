@@ -28,9 +28,7 @@ def audit(
     variant: Annotated[str | None, typer.Option(help="sound or published.")] = None,
     method: Annotated[
         str,
-        typer.Option(
-            help="auto, probe, distinguisher, one-run-gaussian, one-run, one-run-fdp, one-shot, or package.module:name."
-        ),
+        typer.Option(help="auto, probe, distinguisher, one-run-gaussian, one-run, or package.module:name."),
     ] = "auto",
     epsilon: Annotated[float, typer.Option(help="Mechanisms: budget of the audited noise.")] = 4.0,
     delta: Annotated[float, typer.Option(help="Mechanisms: its delta.")] = 1e-5,
@@ -99,10 +97,9 @@ def table(result: AuditResult, picture: Path | None = None) -> Group:
     from simulations.reports.terminal import number
 
     head = tables.facts([], result.subject)
-    kind = "estimate, not a bound" if result.estimate else f"confidence {result.confidence:g}"
     head.add_row("epsilon reported", f"{number(result.epsilon_reported)}  at delta {result.delta:g}")
-    name, least = ("epsilon estimated", "about") if result.estimate else ("epsilon audited", "at least")
-    head.add_row(name, f"[bold]{least} {number(result.epsilon_lower)}[/bold]  ({result.method}, {kind})")
+    how = f"({result.method}, confidence {result.confidence:g})"
+    head.add_row("epsilon audited", f"[bold]at least {number(result.epsilon_lower)}[/bold]  {how}")
     head.add_row("guarantee", escape(result.guarantee))
     if result.observations:
         head.add_row("scores", f"{result.observations:,}  in {result.seconds:.1f} s")

@@ -38,8 +38,8 @@ def _bars(axes: Any, result: AuditResult) -> None:
         axes.axhline(result.epsilon_reported, color="black", linestyle="--", label="reported")
         axes.legend()
     axes.set_xticks(places, names, rotation=30 if len(names) < 12 else 90, ha="right")
-    kind = "estimate" if result.estimate else f"lower bound, confidence {result.confidence:g}"
-    axes.set(ylabel=f"epsilon at delta = {result.delta:g}", title=f"{result.method} ({kind})", ylim=(0, top))
+    title = f"{result.method} (lower bound, confidence {result.confidence:g})"
+    axes.set(ylabel=f"epsilon at delta = {result.delta:g}", title=title, ylim=(0, top))
 
 
 def _scores(axes: Any, result: AuditResult) -> None:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedlgm.errors import RunError
+from fedlgm.files import write_durably
 from simulations.config.own import Own
 from simulations.engines.base import Engine, EngineOptions, Serve, require_ray
 from simulations.engines.flower_command import reason
@@ -81,7 +82,7 @@ def run_flower(
         RunError: the run did not complete; the message has the first exception in Flower's log, and the log's end.
     """
     log = folder.private_file("flower.log")  # it says how many clients took part
-    with private_superlink(log) as flwr, folder.handed_over(own) as objects:
+    with private_superlink(log) as flwr, _handed_over(folder.private, own) as objects:
         federation = (
             f"num-supernodes={supernodes} client-resources-num-cpus=1 init-args-num-cpus={workers} "
             "init-args-log-to-driver=false"
@@ -143,3 +144,20 @@ def follow(flwr: Flwr, run_id: str, log: Path, look: Callable[[], bool] = lambda
             logged = log.stat().st_size
     look()
     return status
+
+
+@contextmanager
+def _handed_over(private: Path, objects: Any) -> Iterator[Path | None]:
+    """Private file of Python objects for processes that Flower starts on this machine; None without objects."""
+    if not objects:
+        yield None
+        return
+    import cloudpickle
+
+    path = private.resolve() / "objects.pkl"
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write_durably(path, cloudpickle.dumps(objects))
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)

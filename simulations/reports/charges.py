@@ -36,12 +36,11 @@ def event_group(recipe: Recipe, charges: Sequence[Charge]) -> EventGroup:
     }
 
 
-def spans(rounds: Sequence[int], most: int = 4) -> str:
+def spans(rounds: Sequence[int]) -> str:
     """Rounds as text, with consecutive ones as a span.
 
     Args:
         rounds: ascending numbers.
-        most: largest number of pieces to write.
 
     >>> spans([1, 2, 3, 7]), spans([1, 11, 21, 31, 41, 51])
     ('1-3, 7', '1, 11, 21, ..., 51')
@@ -53,7 +52,7 @@ def spans(rounds: Sequence[int], most: int = 4) -> str:
         else:
             pieces.append([round])
     texts = ["-".join(map(str, piece)) for piece in pieces]
-    return ", ".join(texts if len(texts) <= most else [*texts[: most - 1], "...", texts[-1]])
+    return ", ".join(texts if len(texts) <= 4 else [*texts[:3], "...", texts[-1]])
 
 
 def how_to_read(recipe: Recipe, groups: Sequence[EventGroup]) -> list[str]:

@@ -101,7 +101,6 @@ def per_layer(
     *,
     log: bool = False,
     limits: tuple[float, float] | None = None,
-    dark: bool = True,
 ) -> Picture | None:
     """A figure of each layer: bars if it stays the same, curves or a heat map over the rounds if it changes.
 
@@ -112,7 +111,6 @@ def per_layer(
         values: [T, K]; NaN where a layer was not released.
         log: whether the axis is logarithmic where values differ by more than a factor of ten.
         limits: ends of a heat map's colours; by default those of the values.
-        dark: see `to_svg`.
     """
     values = np.where(np.isfinite(values), values, np.nan)
     if log:
@@ -122,13 +120,13 @@ def per_layer(
     log = log and float(np.nanmax(values)) > 10 * float(np.nanmin(values))
     first = np.broadcast_to(values[:1], values.shape)
     if np.allclose(values, first, rtol=1e-3, atol=0.0, equal_nan=True):
-        return _bars(title, names, values[-1], log, dark)
+        return _bars(title, names, values[-1], log)
     if len(names) <= _LINES:
-        return _curves(title, names, rounds, values, log, dark)
-    return heat_map(title, names, rounds, values, log=log, limits=limits, dark=dark)
+        return _curves(title, names, rounds, values, log)
+    return heat_map(title, names, rounds, values, log=log, limits=limits)
 
 
-def _bars(title: str, names: Sequence[str], values: np.ndarray, log: bool, dark: bool) -> Picture:
+def _bars(title: str, names: Sequence[str], values: np.ndarray, log: bool) -> Picture:
     named = len(names) <= _BARS
     with drawing(height=max(1.5, 0.55 + 0.235 * len(names)) if named else 3.0) as figure:
         axes = _axes(figure, "" if named else "layer, from input to output")
@@ -143,13 +141,11 @@ def _bars(title: str, names: Sequence[str], values: np.ndarray, log: bool, dark:
             axes.step(range(1, len(names) + 1), values, where="mid", color=SERIES[0])
             axes.margins(x=0)
         _scale(axes, "x" if named else "y", values, log)
-        svg = to_svg(figure, dark=dark)
+        svg = to_svg(figure)
     return Picture(title, f"{title} of each layer, the same in every round: {_extremes(names, values)}.", svg)
 
 
-def _curves(
-    title: str, names: Sequence[str], rounds: Sequence[int], values: np.ndarray, log: bool, dark: bool
-) -> Picture:
+def _curves(title: str, names: Sequence[str], rounds: Sequence[int], values: np.ndarray, log: bool) -> Picture:
     with drawing() as figure:
         axes = _axes(figure, "round")
         for position, name in enumerate(names):
@@ -163,7 +159,7 @@ def _curves(
         if len(names) > 1:
             columns = 3 if max(map(len, names)) <= _NARROW else 2
             figure.legend(loc="outside lower center", ncols=columns, handlelength=1.6, columnspacing=1.2)
-        svg = to_svg(figure, dark=dark)
+        svg = to_svg(figure)
     return Picture(title, f"{title} of each layer over the rounds; in the last: {_extremes(names, values[-1])}.", svg)
 
 
@@ -175,7 +171,6 @@ def heat_map(
     *,
     log: bool = False,
     limits: tuple[float, float] | None = None,
-    dark: bool = True,
 ) -> Picture:
     """A figure of each layer [T, K] in colours; arguments as for `per_layer`, positive values if `log`."""
     shown = np.log10(values) if log else values
@@ -193,11 +188,11 @@ def heat_map(
         bar = figure.colorbar(image, ax=axes, pad=0.02)
         bar.outline.set_visible(False)  # type: ignore[operator]
         ticks.plain(bar.ax.yaxis, ticks.power_of_ten if log else ticks.figure)
-        svg = to_svg(figure, dark=dark)
+        svg = to_svg(figure)
     return Picture(title, f"{title} of each layer over the rounds; in the last: {_extremes(names, values[-1])}.", svg)
 
 
-def division(sizes: np.ndarray, histogram: np.ndarray | None, *, dark: bool = True) -> Picture:
+def division(sizes: np.ndarray, histogram: np.ndarray | None) -> Picture:
     """The division of the training data among clients, readable for any number of them.
 
     With classes: one column per client, sorted by the class it has most of, each coloured by the classes' shares.
@@ -206,7 +201,6 @@ def division(sizes: np.ndarray, histogram: np.ndarray | None, *, dark: bool = Tr
     Args:
         sizes: examples of each client, int [clients].
         histogram: examples by client and class, int [clients, classes]; None if there are no classes.
-        dark: see `to_svg`.
     """
     figures = (
         f"{len(sizes)} clients with {int(sizes.min())} to {int(sizes.max())} examples, median {np.median(sizes):g}, "
@@ -224,7 +218,7 @@ def division(sizes: np.ndarray, histogram: np.ndarray | None, *, dark: bool = Tr
                 f"Heat map of {histogram.shape[1]} classes over clients sorted by their largest class: {figures}; on "
                 f"average {largest:.0%} of a client's examples are of its largest class."
             )
-        svg = to_svg(figure, dark=dark)
+        svg = to_svg(figure)
     return Picture("Examples by client and class" if histogram is not None else "Examples by client", told, svg)
 
 

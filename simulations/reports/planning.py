@@ -79,7 +79,6 @@ def _over_rounds(recipe: Recipe, plan: ReleasePlan) -> NoiseProcess:
         "noise_process": described(recipe),
         "correlated": plan.facts.noise is not None,
         "noise_over_rounds": found.rows(),
-        "noise_by_layer": found.layer_rows(plan.layers.names),
         "error_of_the_model": found.means(),
     }
 

@@ -18,7 +18,7 @@ from fedlgm.errors import PrivacyError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.privacy.whole_run import WholeRun
 from simulations.config.recipe import Recipe
-from simulations.reports.rows import LayerNoiseRow, NoiseRow
+from simulations.reports.rows import NoiseRow
 
 SHOWN = 7  # rounds of a table in the terminal
 
@@ -31,7 +31,6 @@ class NoiseOverRounds:
 
     Attributes:
         rounds: T.
-        by_layer: noise of each round's mean update in each layer, [T, K]; NaN where a layer is not released.
         single: noise of each round's mean update, [T].
         so_far: noise of the model after each round, [T].
         same_schema: `so_far` of independent noise under the same participation, [T].
@@ -40,7 +39,6 @@ class NoiseOverRounds:
     """
 
     rounds: int
-    by_layer: np.ndarray
     single: np.ndarray
     so_far: np.ndarray
     same_schema: np.ndarray
@@ -53,19 +51,8 @@ class NoiseOverRounds:
 
     def rows(self, count: int = SHOWN) -> list[NoiseRow]:
         """Figures of some rounds, from the first to the last."""
-        return [self._row(number) for number in self._shown(count)]
-
-    def layer_rows(self, names: Sequence[str], count: int = SHOWN) -> list[LayerNoiseRow]:
-        """Each layer's noise in the rounds of `rows`."""
-        norms = self.by_layer[np.array(self._shown(count)) - 1].T
-        return [
-            {"layer": name, "norms": [None if np.isnan(value) else float(value) for value in row]}
-            for name, row in zip(names, norms, strict=True)
-        ]
-
-    def _shown(self, count: int) -> list[int]:
         shown = np.unique(np.round(np.geomspace(1, self.rounds, min(count, self.rounds))).astype(int))
-        return [int(number) for number in shown]
+        return [self._row(int(number)) for number in shown]
 
     def _row(self, number: int) -> NoiseRow:
         row: NoiseRow = {
@@ -115,7 +102,6 @@ def noise_over_rounds(
         sampled = None
     return NoiseOverRounds(
         facts.rounds,
-        run.noise_std[:, None] * layers,
         unit * run.noise_std,
         noise_so_far(layers, run.noise, workload),
         plain * alone,

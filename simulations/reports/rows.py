@@ -25,25 +25,12 @@ class NoiseRow(TypedDict, total=False):
     sampled: float
 
 
-class LayerNoiseRow(TypedDict):
-    """Noise norms of a layer in the mean updates of some rounds, those of `NoiseProcess.noise_over_rounds`.
-
-    Attributes:
-        layer: its name.
-        norms: one for each of these rounds; None if the layer is not released.
-    """
-
-    layer: str
-    norms: list[float | None]
-
-
 class NoiseProcess(TypedDict, total=False):
     """Noise over the rounds, if they are one mechanism."""
 
     noise_process: str
     correlated: bool
     noise_over_rounds: list[NoiseRow]
-    noise_by_layer: list[LayerNoiseRow]
     error_of_the_model: dict[str, float]
 
 

@@ -11,7 +11,6 @@ from rich.console import Group
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 from simulations.config.recipe import Recipe
 from simulations.progress import progress as bar
@@ -22,7 +21,6 @@ from simulations.tables import facts, table
 
 OF_Z = " (of z)"
 """Stands beside sigma_j where noise is correlated over rounds: a round's own noise is larger, see `round_sigma`."""
-_LEAST, _MOST = (247, 251, 255), (8, 69, 148)  # backgrounds of a heat map's cells
 
 
 @contextmanager
@@ -150,7 +148,7 @@ def plan_table(report: PlanReport) -> Group:
     if "noise_process" in report:
         cost.add_row("noise", report["noise_process"])
     cost.add_row("guarantee", escape(report["guarantee"]))
-    return Group(layers, *(_noise_tables(report) if "noise_process" in report else ()), cost)
+    return Group(layers, *([_noise_table(report)] if "noise_process" in report else ()), cost)
 
 
 def _shares(report: PlanReport) -> list[tuple[str, str]]:
@@ -164,25 +162,6 @@ def _shares(report: PlanReport) -> list[tuple[str, str]]:
         ("wrap-around", f"with probability {shares['wrap_probability']:.1e} in a round"),
         ("noise", f"{shares['noise_over_central']:.3f} times that of a trusted server at the same epsilon"),
     ]
-
-
-def _noise_tables(report: PlanReport) -> tuple[Table, Table]:
-    """Noise by layer and round as a heat map, then that of all layers."""
-    columns = ["layer", *(str(row["round"]) for row in report["noise_over_rounds"])]
-    heat = table("noise norm of one round's mean, by layer and round", columns, left=("layer",))
-    logs = [math.log(norm) for each in report["noise_by_layer"] for norm in each["norms"] if norm]
-    for each in report["noise_by_layer"]:
-        heat.add_row(escape(each["layer"]), *(_shaded(norm, min(logs), max(logs)) for norm in each["norms"] if logs))
-    return heat, _noise_table(report)
-
-
-def _shaded(norm: float | None, low: float, high: float) -> Text:
-    """A figure on a background from white (the least logarithm) to blue (the largest)."""
-    if not norm:
-        return Text("-")
-    share = (math.log(norm) - low) / (high - low) if high > low else 0.0
-    red, green, blue = (round(light + share * (dark - light)) for light, dark in zip(_LEAST, _MOST, strict=True))
-    return Text(f"{norm:.3g}", style=f"{'white' if share > 0.5 else 'black'} on rgb({red},{green},{blue})")
 
 
 def _noise_table(report: PlanReport) -> Table:

@@ -186,10 +186,10 @@ class RunFolder:
         first = next((charge for charge in ledger.charges() if charge.round > 0), None)  # 0: before the run
         multiplier = self._multiplier()
         if multiplier is not None and first is not None:
-            check_multiplier(recipe, self._sizes(), multiplier, first, str(self.path))
+            check_multiplier(recipe, self.provenance.layers(), multiplier, first, str(self.path))
         if not is_own(recipe):
             amplified = first is None or Cost.of(first.event).rate < 1
-            return guarantee_of(recipe, self._sizes(), amplified=amplified, multiplier=multiplier)
+            return guarantee_of(recipe, self.provenance.layers(), amplified=amplified, multiplier=multiplier)
         stated = ledger.guarantee()
         if stated is None and first is not None:
             raise LedgerError(
@@ -200,15 +200,6 @@ class RunFolder:
         if stated is None and "guarantee" not in plan:
             raise LedgerError(f"{self.path} has released nothing, and no checkpoint has a plan of its mechanism")
         return stated or Guarantee(**plan["guarantee"])
-
-    def _sizes(self) -> dict[str, int]:
-        sizes = self.provenance.read().get("layers")
-        if not sizes:
-            raise LedgerError(
-                f"{self.path / 'provenance.json'} does not name the layers of the run's mechanism, so what was "
-                "guaranteed is not known: restore the file from a backup"
-            )
-        return dict(sizes)
 
     def _multiplier(self) -> float | None:
         """Noise multiplier of the run's last plan; None if no checkpoint has one."""
@@ -233,22 +224,6 @@ class RunFolder:
                 raise RunError(f"another process is working on the run {self.path}: wait for it, or stop it") from None
             close_folder(self.private)  # a copy of the run's folder may have lost its modes
             yield
-
-    @contextmanager
-    def handed_over(self, objects: Any) -> Iterator[Path | None]:
-        """Private file of Python objects for processes that Flower starts on this machine; None without objects."""
-        if not objects:
-            yield None
-            return
-        import cloudpickle
-
-        path = self.private.resolve() / "objects.pkl"
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_durably(path, cloudpickle.dumps(objects))
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
 
     # -- metrics -------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
-from fedlgm.errors import Notice, RunError
+from fedlgm.errors import LedgerError, Notice, RunError
 from simulations.config.own import Own
 from simulations.runs import strict_json
 from simulations.runs.provenance import FILES
@@ -41,12 +41,15 @@ class ProvenanceFile:
         """Sizes of the run's layers by name.
 
         Raises:
-            RunError: the run has stored none.
+            LedgerError: the run has stored none.
         """
         found = self.read().get("layers")
-        if found is None:
-            raise RunError(f"{self._run} is a run of a version that stored no layers: show it with that version")
-        return found
+        if not found:
+            raise LedgerError(
+                f"{self._path} does not name the layers of the run's mechanism, so what was guaranteed is not known: "
+                "restore the file from a backup"
+            )
+        return dict(found)
 
     def settle(self, provenance: Provenance) -> None:
         """Write the run's provenance, or check that the run is continued with the same clients and objects.

@@ -160,12 +160,12 @@ def test_plans_cannot_be_changed():
 )
 def test_json_round_trip_keeps_every_bit(clip, sigma):
     facts = RunFacts(1.5, POISSON, rounds=7, epsilon=2.0, delta=1e-6, training=LocalTraining("adam", 0.03))
-    made = plan(sigma=sigma, clip=clip, facts=facts, queries=(BITS,), claim={"epsilon": 0.1}, downlink=0.5)
+    made = plan(sigma=sigma, clip=clip, facts=facts, queries=(BITS,), claim={"epsilon": 0.1})
     again = ReleasePlan.from_json(LAYERS, made.to_json())
     assert again.clip.tolist() == made.clip.tolist()
     assert again.sigma.tolist() == made.sigma.tolist()
     assert again.released.tolist() == made.released.tolist()
-    for name in ("event", "parts", "claim", "guarantee", "facts", "queries", "bounded_by", "downlink", "protected"):
+    for name in ("event", "parts", "claim", "guarantee", "facts", "queries", "bounded_by", "protected"):
         assert getattr(again, name) == getattr(made, name)
 
 

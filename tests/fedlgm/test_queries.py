@@ -23,14 +23,13 @@ from fedlgm.queries import (
     AuxiliaryQuery,
     BelowBound,
     BelowShare,
-    LayerMovement,
     LayerStrength,
     LayerVote,
     layer_directions,
 )
 from fedlgm.transcript import Transcript
 
-KINDS = (BelowBound, BelowShare, LayerVote, LayerMovement, LayerStrength)
+KINDS = (BelowBound, BelowShare, LayerVote, LayerStrength)
 
 
 @dataclass(frozen=True)
@@ -140,12 +139,12 @@ def test_bounds_are_non_negative_numbers(query):
 
 def test_released_means_are_read_by_the_query_that_made_them():
     sizes = {"a": 2, "b": 1}
-    made = plan(sizes, NoisyQuery(BelowBound((2, 1)), 1.0), NoisyQuery(LayerMovement((2, 1)), 1.0))
+    made = plan(sizes, NoisyQuery(BelowBound((2, 1)), 1.0), NoisyQuery(LayerStrength((2, 1)), 1.0))
     before = Transcript.start(torch.zeros(3))
     after = before.extend(torch.zeros(3), torch.tensor([9.0, 9.0, 9.0, -0.25, 0.75, 0.5, -0.1]), made)
     assert before.answer("below-bound") is None
     assert after.answer("below-bound").tolist() == [0.25, 1.25]
-    assert after.answer("layer-movement").tolist() == [0.5, 0.0]
+    assert after.answer("layer-strength").tolist() == [0.5, 0.0]
     assert after.answer("surprise") is None
 
 

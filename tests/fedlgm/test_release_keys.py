@@ -19,7 +19,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.release import Noising, add_downlink_, local_release, release
+from fedlgm.release import Noising, local_release, release
 from simulations.engines.local import LocalGrid
 from strategies import Releaser
 
@@ -117,12 +117,6 @@ class TestServersNoise:
         keys, total = KeyRing.from_seed(None), torch.zeros(LAYERS.size, dtype=torch.float64)
         plans = [plan_for(CENTRAL), plan_for(replace(CENTRAL, noise_multiplier=2 * CENTRAL.noise_multiplier))]
         one, other = (release(total.clone(), plan, keys, 1) for plan in plans)
-        assert abs(correlation(one, other)) < 5 / LAYERS.size**0.5
-
-    def test_the_broadcast_noise_of_two_means_is_not_shared(self):
-        keys, plan = KeyRing.from_seed(None), replace(plan_for(LOCAL), downlink=0.5)
-        means = [torch.full((LAYERS.size,), value, dtype=torch.float64) for value in (0.0, 1.0)]
-        one, other = (add_downlink_(mean.clone(), plan, keys, 1) - mean for mean in means)
         assert abs(correlation(one, other)) < 5 / LAYERS.size**0.5
 
     def test_a_secret_ring_is_never_used_as_it_is(self):

@@ -273,10 +273,8 @@ class TestReplay:
         assert torch.equal(seen[2], whole[2])
 
     @pytest.mark.parametrize("secret", [False, True])
-    @pytest.mark.parametrize("share", [0.0, 0.3])
-    def test_rounds_that_release_nothing_keep_the_noise_going(self, share, secret):
-        """LaDP-FL without a selected layer asks no queries either: such a round ended a run in its middle."""
-        method = Method(get("ladp", threshold=0.5, local_share=share, estimate=False), self.layers, self.facts)
+    def test_rounds_that_release_nothing_keep_the_noise_going(self, secret):
+        method = Method(get("ladp", threshold=0.5, estimate=False), self.layers, self.facts)
         models = {empty: torch.full((self.layers.size,), float(not empty)) for empty in (False, True)}
         keys, found = KeyRing(3, secret), {}
         for skipped in ((), (3, 4), (1, 6)):

@@ -16,11 +16,10 @@ from fedlgm.aggregation.kernels.ops import (
     has_triton,
     triton_interprets,
 )
-from fedlgm.aggregation.kernels.philox import DOWNLINK_STREAM, SERVER_STREAM, noise_key, philox4x32
+from fedlgm.aggregation.kernels.philox import SERVER_STREAM, noise_key, philox4x32
 from fedlgm.aggregation.kernels.spec import widest
 
 __all__ = [
-    "DOWNLINK_STREAM",
     "SERVER_STREAM",
     "Backend",
     "ClipFactors",

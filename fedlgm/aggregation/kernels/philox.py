@@ -5,8 +5,8 @@ only: not on the backend, the block of clients, the tile size or the number of G
 
     key      two words of `KeyRing.words(2, Purpose.NOISE, round)` (`noise_key`): the round is in the key
     counter  (element // 4, layer, stream, depth)
-             element: index within its layer; layer: position in `offsets`; stream: client id, SERVER_STREAM or
-             DOWNLINK_STREAM; depth: 0, or 1 for the words x' that extend a tail
+             element: index within its layer; layer: position in `offsets`; stream: client id or
+             SERVER_STREAM; depth: 0, or 1 for the words x' that extend a tail
     output   four words x_0 .. x_3, for the elements 4 i .. 4 i + 3 of counter word i
 
     uniform  u(x) = min((x | 1) 2^-32, 1 - 2^-24): odd multiples of 2^-32; float32 would round the last to 1
@@ -31,10 +31,7 @@ from typing import Any
 from fedlgm.keys import KeyRing, Purpose
 
 SERVER_STREAM = 0xFFFFFFFF
-"""Stream of central noise."""
-
-DOWNLINK_STREAM = 0xFFFFFFFE
-"""Stream of the noise that a server adds to what it broadcasts; client ids lie below it."""
+"""Stream of central noise; client ids lie below it."""
 
 UNIFORM_STEP = 2.0**-32
 UNIFORM_MAX = 1.0 - 2.0**-24

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm.errors import ConfigError
 from fedlgm.papers.ladp.schedules import ScheduledGaussian
 
 
@@ -28,24 +27,14 @@ class DynamicPrivacyAllocation(ScheduledGaussian):
     The allocation is optimal for unsampled Gaussian noise (one zCDP budget); under Poisson sampling it is the same
     schedule, scaled to the accountant's total.
 
-    Attributes:
-        contraction: g in (0, 1]; 0 takes the rate that matches the LaDP-FL paper's statement that this mechanism's
-            naive epsilon exceeds that of Full DP by 26.04 %: sigma_T / sigma_1 = exp(-0.446) over any number of rounds.
+    g matches the LaDP-FL paper's statement that this mechanism's naive epsilon exceeds that of Full DP by 26.04 %:
+    sigma_T / sigma_1 = exp(-0.446) over any number of rounds.
     """
-
-    contraction: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.contraction <= 1:
-            raise ConfigError(f"{self.name}: contraction must lie in (0, 1], or be 0 for the default rate")
 
     def schedule(self, rounds: int) -> np.ndarray:
         """Noise of each round relative to the last round's, float64 [rounds]."""
         left = np.arange(rounds - 1, -1, -1)
-        if self.contraction == 0:
-            return np.asarray(np.exp(_MATCHED_DECAY * left / max(rounds - 1, 1)))
-        return np.asarray(self.contraction ** (-left / 4))
+        return np.asarray(np.exp(_MATCHED_DECAY * left / max(rounds - 1, 1)))
 
     @property
     def reason(self) -> str:

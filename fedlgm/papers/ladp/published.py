@@ -6,12 +6,12 @@ Source: LaDP-FL paper, Sections V and VI.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, check_positive
+from fedlgm.errors import check_positive
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, UsesPrivateUpdates, Variant
@@ -41,9 +41,6 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
         threshold: R >= 0; layers of smaller norm are not selected, and uploaded without noise.
         score_cap: B > 0.
         estimate: False is the paper's ablation: every selected layer's score is B.
-        sensitivity: "epochs" (Delta_f = 2 eta E G_c, as printed) or "steps" (2 eta steps G_c, which bounds what a
-            client's steps can do).
-        steps: optimizer steps of the busiest client in a round, needed for sensitivity = "steps".
         batch_share: q = batch size / local examples of the claim q T epsilon; the paper's 50 / 500.
 
     Example:
@@ -60,15 +57,11 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
     threshold: float = 0.0
     score_cap: float = 2.0
     estimate: bool = True
-    sensitivity: Literal["epochs", "steps"] = "epochs"
-    steps: int = 0
     batch_share: float = 0.1
 
     def __post_init__(self) -> None:
         check_positive(self.name, score_cap=self.score_cap, batch_share=self.batch_share)
         check_threshold(self.name, self.threshold)
-        if self.sensitivity == "steps" and self.steps < 1:
-            raise ConfigError(f"{self.name}: sensitivity = 'steps' needs steps, the optimizer steps of a round")
 
     def calibrate(self, facts: RunFacts) -> float:
         """2 (c/B) / epsilon, the noise over eta E G_c at P = B, for any number of rounds."""
@@ -119,5 +112,4 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
         return own, notes
 
     def _half_sensitivity(self, facts: RunFacts) -> float:
-        training = require(facts, self.name).training
-        return bound_by_training(training, self.steps if self.sensitivity == "steps" else None)
+        return bound_by_training(require(facts, self.name).training)

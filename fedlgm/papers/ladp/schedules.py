@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedlgm.errors import check_count, check_positive
+from fedlgm.errors import check_positive
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism
@@ -27,6 +27,7 @@ from fedlgm.privacy.guarantee import Claim, Guarantee
 from fedlgm.transcript import Transcript
 
 Calibration = Literal["equal-total", "matched"]
+_LEVELS = 5  # noise levels of the staircase that approximates a schedule
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ class PaperBaseline(Mechanism):
             return self.bound
         return bound_by_training(require(facts, self.name).training)
 
+    def calibrate(self, facts: RunFacts) -> float:
+        """sigma_* of every round ("equal-total") or the paper's noise over C ("matched")."""
+        return self.matched_multiplier(facts) if self.calibration == "matched" else super().calibrate(facts)
+
     def matched_multiplier(self, facts: RunFacts) -> float:
         """Noise of the first round over C: 2 c / epsilon, since the paper's sensitivity is 2 C.
 
@@ -92,24 +97,15 @@ class PaperBaseline(Mechanism):
 class ScheduledGaussian(PaperBaseline):
     """Gaussian noise on the whole update, its level following a schedule over the rounds.
 
-    Attributes:
-        levels: number of noise levels of the staircase that approximates the schedule.
-
     Example:
         >>> class Halving(ScheduledGaussian):
         ...     reason = "every update is bounded before noise of a public scale is added to the sum"
         ...
         ...     def schedule(self, rounds):
         ...         return np.linspace(2.0, 1.0, rounds)
-        >>> Halving("halving", levels=4).shape(4).round(3).tolist()
+        >>> Halving("halving").shape(4).round(3).tolist()
         [2.0, 1.667, 1.333, 1.0]
     """
-
-    levels: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count(f"{self.name}: levels", self.levels)
 
     def table(self, layers: LayerTable) -> LayerTable:
         """All layers merged into one, because the whole update has one bound and one noise scale."""
@@ -121,7 +117,7 @@ class ScheduledGaussian(PaperBaseline):
 
     def shape(self, rounds: int) -> np.ndarray:
         """Noise of each round over the least one, as a staircase, float64 [rounds]."""
-        return staircase(self.schedule(rounds), self.levels)
+        return staircase(self.schedule(rounds), _LEVELS)
 
     def calibrate(self, facts: RunFacts) -> float:
         """Noise over C of the least noisy round ("equal-total") or of the first round ("matched").

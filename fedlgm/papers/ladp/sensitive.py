@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm import clipping
-from fedlgm.errors import check_positive, check_rate
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.papers.ladp.schedules import PaperBaseline
@@ -26,28 +25,10 @@ from fedlgm.transcript import Transcript
 class SensitiveDP(PaperBaseline):
     """Layer j is clipped to S_j = clamp(kappa h_j, S_min, S_max) and noised by sigma_j = sigma_* sqrt(K) S_j.
 
-    h_j is the norm of layer j in the last released mean update, with the noise subtracted; S_max = C / sqrt(K) and
-    S_min is a share of it. Both bound and noise follow S_j, so every round costs the same, one Gaussian release over
-    all layers.
-
-    Attributes:
-        kappa: ratio by which a client's update may exceed the mean update.
-        least: S_min / S_max in (0, 1].
+    h_j is the norm of layer j in the last released mean update, with the noise subtracted; kappa = 1.5 is the ratio by
+    which a client's update may exceed the mean update, S_max = C / sqrt(K) and S_min = S_max / 10. Both bound and noise
+    follow S_j, so every round costs the same, one Gaussian release over all layers.
     """
-
-    kappa: float = 1.5
-    least: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self.name, kappa=self.kappa)
-        check_rate(self.name, least=self.least)
-
-    def calibrate(self, facts: RunFacts) -> float:
-        """sigma_* of every round ("equal-total") or the paper's noise over C ("matched")."""
-        if self.calibration == "matched":
-            return self.matched_multiplier(facts)
-        return super().calibrate(facts)
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
         """See `Mechanism.costs`: under "matched" every layer costs as much as a whole release."""
@@ -71,4 +52,4 @@ class SensitiveDP(PaperBaseline):
         if transcript.mean is None or transcript.plan is None:
             return largest
         history = clipping.released_norms(transcript.mean, transcript.plan)
-        return np.clip(self.kappa * history, self.least * largest, largest)
+        return np.clip(1.5 * history, 0.1 * largest, largest)

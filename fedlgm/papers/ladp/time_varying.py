@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm.errors import check_rate
 from fedlgm.papers.ladp.schedules import ScheduledGaussian
 
 
@@ -19,21 +18,13 @@ from fedlgm.papers.ladp.schedules import ScheduledGaussian
 class TimeVaryingDP(ScheduledGaussian):
     """sigma_t = sigma_1 theta^(t - 1) on the whole update.
 
-    Attributes:
-        final_ratio: sigma_T / sigma_1 in (0, 1]. The default exp(-0.847) = 0.43 matches the LaDP-FL paper's statement
-            that this mechanism's naive epsilon exceeds that of Full DP by 57.3 %; the noise totals it prints imply
-            other ratios.
+    sigma_T / sigma_1 = exp(-0.847) = 0.43 matches the LaDP-FL paper's statement that this mechanism's naive epsilon
+    exceeds that of Full DP by 57.3 %; the noise totals it prints imply other ratios.
     """
 
-    final_ratio: float = 0.43
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rate(self.name, final_ratio=self.final_ratio)
-
     def schedule(self, rounds: int) -> np.ndarray:
-        """Geometric from 1 / final_ratio down to 1, float64 [rounds]."""
-        return np.asarray(self.final_ratio ** np.linspace(-1.0, 0.0, rounds)) if rounds > 1 else np.ones(rounds)
+        """Geometric from 1 / 0.43 down to 1, float64 [rounds]."""
+        return np.asarray(0.43 ** np.linspace(-1.0, 0.0, rounds)) if rounds > 1 else np.ones(rounds)
 
     @property
     def reason(self) -> str:

@@ -19,27 +19,22 @@ class MlflowTracker:
 
     A resumed run continues the same MLflow run.
 
-    Args:
-        experiment: name of the experiment; by default $MLFLOW_EXPERIMENT_NAME, else "fedlgm".
-        tracking_uri: address of the server; by default MLflow's own ($MLFLOW_TRACKING_URI, else files or a database in
-            this directory).
+    The experiment is $MLFLOW_EXPERIMENT_NAME, else "fedlgm"; the server is MLflow's own ($MLFLOW_TRACKING_URI, else
+    files or a database in this directory).
     """
-
-    def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
-        self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedlgm")
-        self._uri = tracking_uri
 
     def start(self, run: RunStart) -> None:
         """Create the MLflow run, or find that of a resumed run."""
         from mlflow import MlflowClient  # the fluent functions keep their run per thread
         from mlflow.entities import Metric, Param
 
-        self._client, self._metric = MlflowClient(tracking_uri=self._uri), Metric
+        self._client, self._metric = MlflowClient(), Metric
         self._layers = tuple(run.layers)
 
         def create() -> str:
-            found = self._client.get_experiment_by_name(self._experiment)
-            experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedlgm")
+            found = self._client.get_experiment_by_name(name)
+            experiment = found.experiment_id if found else self._client.create_experiment(name)
             made: str = self._client.create_run(experiment, run_name=run.folder.name).info.run_id
             parameters = flat(run.recipe) | {"noise_multiplier": run.facts.noise_multiplier}
             self._client.log_batch(made, params=[Param(name, str(value)) for name, value in parameters.items()])

@@ -246,7 +246,7 @@ def test_a_query_of_another_shape_is_refused():
         bound_update(torch.ones(5), plan_of(queries=(NoisyQuery(Lying((3, 2)), 0.5),)))
 
 
-@pytest.mark.parametrize("kind", [queries.BelowBound, queries.BelowShare, queries.LayerMovement, queries.LayerStrength])
+@pytest.mark.parametrize("kind", [queries.BelowBound, queries.BelowShare, queries.LayerStrength])
 @settings(max_examples=60)
 @given(norms=st.lists(st.floats(0, 1e300), min_size=2, max_size=2))
 def test_the_librarys_own_queries_keep_their_bounds_without_being_cut(kind, norms):

@@ -15,11 +15,11 @@ from fedlgm.errors import PrivacyError
 from fedlgm.layers import LayerTable
 from fedlgm.plan import NoisyQuery, RunFacts, Sampling, UnprotectedPlan
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.queries import BelowBound, LayerMovement
+from fedlgm.queries import BelowBound, LayerStrength
 
 LAYERS = LayerTable.from_sizes({"a": 1, "b": 30, "c": 70, "d": 5})
 D = tuple(LAYERS.sizes.tolist())
-QUERIES = (NoisyQuery(BelowBound(D), 2.0), NoisyQuery(LayerMovement(D), 3.0))
+QUERIES = (NoisyQuery(BelowBound(D), 2.0), NoisyQuery(LayerStrength(D), 3.0))
 
 
 def plan(family="gaussian", skipped=(), queries=(), bounded_by="aggregator", clip=(1.0, 4.0, math.inf, 0.5)):

@@ -51,9 +51,7 @@ def test_match_finds_the_order():
     assert (match(images[np.argsort(order)], images) == order).all()
 
 
-@pytest.mark.parametrize(
-    ("shapes", "window"), [(((1, 8, 8), (1, 8, 9)), 7), (((8,), (8,)), 7), (((8, 8), (8, 8)), 6), (((6, 6), (6, 6)), 7)]
-)
-def test_ssim_refuses(shapes, window):
+@pytest.mark.parametrize("shapes", [((1, 8, 8), (1, 8, 9)), ((8,), (8,)), ((6, 6), (6, 6))])
+def test_ssim_refuses(shapes):
     with pytest.raises(ConfigError):
-        ssim(np.zeros(shapes[0]), np.zeros(shapes[1]), window=window)
+        ssim(np.zeros(shapes[0]), np.zeros(shapes[1]))

@@ -81,7 +81,7 @@ def test_members_of_an_overfitted_model_are_found():
 
 
 def test_refuses():
-    with pytest.raises(ConfigError, match="even number"):
+    with pytest.raises(ConfigError, match="pairs of models, got 5"):
         random_halves(10, 5)
     scores, membership = simulated(4, 3, 0.0)
     with pytest.raises(ConfigError, match="fewer than two shadow models trained with it"):

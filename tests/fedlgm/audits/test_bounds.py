@@ -25,24 +25,19 @@ def normal_scores(mean: float, count: int, seed: int, more: int = 0) -> Scores:
 
 
 def all_bounds(scores: Scores, confidence: float, rule: str | float) -> dict[str, float]:
-    given_rule = {"rule": rule, "seed": 3}
+    given_rule = {"threshold": None if rule == "split" else rule, "seed": 3}
     return {
-        "clopper-pearson": bounds.epsilon_clopper_pearson(scores, DELTA, confidence, **given_rule),
-        "clopper-pearson two-sided": bounds.epsilon_clopper_pearson(
-            scores, DELTA, confidence, two_sided=True, **given_rule
-        ),
+        "clopper-pearson two-sided": bounds.epsilon_clopper_pearson(scores, DELTA, confidence, **given_rule),
         "one-run": bounds.epsilon_one_run(scores, DELTA, confidence, **given_rule),
-        "one-run-fdp": bounds.epsilon_one_run_fdp(scores, DELTA, confidence, **given_rule),
     }
 
 
 @pytest.mark.parametrize("case", ANSWERS, ids=lambda case: f"{case['mean']} {case['significance']}")
 def test_known_answers_of_jax_privacy(case):
     scores = normal_scores(case["mean"], case["count"], case["seed"], 5)
-    for expected in case["bounds"]:
+    for expected in (bound for bound in case["bounds"] if bound["rule"] != "frontier"):
         found = all_bounds(scores, 1 - case["significance"], expected["rule"])
         assert found == pytest.approx({name: expected[name] for name in found}, abs=1e-6)
-    assert scores.auc() == pytest.approx(case["auc"], abs=1e-12)
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.4, 1.5, 4.0])
@@ -53,17 +48,15 @@ def test_equal_to_jax_privacy_on_the_same_scores(mean):
         if rounded:  # ties
             scores = Scores(np.round(scores.inside, 1), np.round(scores.outside, 1))
         peer = auditing.CanaryScoreAuditor(scores.inside, scores.outside)
-        strategies = {"frontier": auditing.Bonferroni(), "split": auditing.Split(seed=3), 0.8: auditing.Explicit(0.8)}
+        strategies = {"split": auditing.Split(seed=3), 0.8: auditing.Explicit(0.8)}
         for significance in (0.05, 0.001):
             for rule, strategy in strategies.items():
                 options = {"threshold_strategy": strategy}
                 expected = {
-                    "clopper-pearson": peer.epsilon_clopper_pearson(significance, DELTA, **options),
                     "clopper-pearson two-sided": peer.epsilon_clopper_pearson(
                         significance, DELTA, one_sided=False, **options
                     ),
                     "one-run": peer.epsilon_one_run(significance, DELTA, **options),
-                    "one-run-fdp": peer.epsilon_one_run_fdp(significance, DELTA, **options),
                 }
                 assert all_bounds(scores, 1 - significance, rule) == pytest.approx(expected, abs=1e-6)
 
@@ -77,10 +70,10 @@ def test_what_perfect_separation_shows():
     """6.29 for 2,000 trials each, 7.90 for 10,000: trial-limited."""
     for trials, shown in ((2000, 6.29), (10_000, 7.90)):
         scores = Scores(np.ones(trials), np.zeros(trials))
-        assert bounds.epsilon_clopper_pearson(scores, DELTA, 0.95, rule=0.5) == pytest.approx(shown, abs=0.01)
+        assert bounds.epsilon_clopper_pearson(scores, DELTA, 0.95, threshold=0.5) == pytest.approx(shown, abs=0.01)
 
 
-@pytest.mark.parametrize("name", ["clopper-pearson", "one-run", "one-run-fdp"])
+@pytest.mark.parametrize("name", ["clopper-pearson", "one-run"])
 @pytest.mark.slow
 def test_no_bound_exceeds_the_truth_more_often_than_it_says(name):
     """Canaries of a Gaussian release in one run are independent, so every bound applies."""
@@ -107,8 +100,6 @@ def test_how_many_canaries_are_needed():
         (lambda: Scores(np.array([math.nan]), np.ones(3)), "numbers"),
         (lambda: bounds.epsilon_one_run(normal_scores(1, 9, 0), 1.0, 0.9), "delta"),
         (lambda: bounds.epsilon_one_run(normal_scores(1, 9, 0), DELTA, 0.4), "confidence"),
-        (lambda: bounds.epsilon_one_run(normal_scores(1, 9, 0), DELTA, 0.9, rule="best"), "split, frontier"),
-        (lambda: bounds.epsilon_one_run_fdp(normal_scores(1, 9, 0), 0.0, 0.9), "delta = 0"),
         (lambda: bounds.epsilon_clopper_pearson(Scores(np.ones(1), np.ones(1)), DELTA, 0.9), "too few"),
     ],
 )

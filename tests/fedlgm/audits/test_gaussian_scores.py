@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from fedlgm.audits.gaussian_scores import (
     NoiseSeen,
-    epsilon_one_shot,
-    epsilon_two_gaussians,
     gaussian_shift,
     noise_ratio,
     noncentral_t_lower,
@@ -22,7 +20,6 @@ from fedlgm.audits.gaussian_scores import (
 )
 from fedlgm.audits.scores import Scores
 from fedlgm.errors import ConfigError
-from fedlgm.privacy import gaussian_epsilon
 
 DELTA = 1e-5
 
@@ -111,35 +108,11 @@ def test_no_noise_is_no_privacy():
     assert math.isinf(gaussian_shift(Scores(np.ones(5), np.zeros(5)), 0.9))
 
 
-def test_two_normal_laws_of_one_variance_are_a_gaussian_release():
-    for mu in (0.2, 1.0, 3.0):
-        found = epsilon_two_gaussians(mu * 2, 2.0, 0.0, 2.0, DELTA)
-        assert found == pytest.approx(gaussian_epsilon(mu, DELTA), rel=1e-6)
-
-
-def test_two_normal_laws_by_quadrature():
-    x = np.linspace(-60, 60, 2_000_001)
-    p, q = scipy.stats.norm.pdf(x, 1.0, 1.5), scipy.stats.norm.pdf(x, 0.0, 1.0)
-    epsilon = epsilon_two_gaussians(1.0, 1.5, 0.0, 1.0, 1e-3)
-    sticks = [np.trapezoid(np.maximum(a - math.exp(epsilon) * b, 0), x) for a, b in ((p, q), (q, p))]
-    assert max(sticks) == pytest.approx(1e-3, rel=1e-5)
-
-
-def test_the_one_shot_estimate_of_a_gaussian_run():
-    rng = np.random.default_rng(0)
-    dimension, mu = 10_000, 1.5
-    cosines = (mu + rng.normal(size=2000)) / math.sqrt(dimension)
-    truth = gaussian_epsilon(mu, DELTA)
-    assert epsilon_one_shot(cosines, dimension, DELTA) == pytest.approx(truth, rel=0.15)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: noise_ratio(np.ones(3), np.zeros(3), 0.9), "too few canaries"),
         (lambda: noise_ratio(np.ones(3), np.zeros(2), 0.9), "equal length"),
-        (lambda: epsilon_two_gaussians(0, 0, 0, 1, DELTA), "positive"),
-        (lambda: epsilon_one_shot(np.ones(1), 10, DELTA), "at least 2"),
     ],
 )
 def test_wrong_arguments_are_refused(call, message):

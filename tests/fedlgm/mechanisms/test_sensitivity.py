@@ -32,7 +32,6 @@ CASES: list[tuple[str, dict]] = [(name, {}) for name in mechanisms.names() if na
 CASES += [("snr-consistent", {"clip": "med", "norms": norms}) for norms in ("public", "stale", "quantile", "shares")]
 CASES += [
     ("ladp", {"score": "kl"}),
-    ("ladp", {"local_share": 0.05}),
     ("ladp", {"threshold": 0.5}),
     ("sensitive", {"least": 0.01}),
 ]

@@ -53,7 +53,7 @@ def test_a_ledger_is_there_whole_or_not_at_all(path, moment):
 def test_the_file_has_its_owner_from_the_first_moment(path, monkeypatch):
     from fedlgm.privacy import ledger as module
 
-    monkeypatch.setattr(module.Ledger, "_prepare", lambda self, owner: None)
+    monkeypatch.setattr(module, "prepare", lambda db, path, owner: ("protects", "guarantee"))
     module.Ledger(path, "run")._db.close()
     monkeypatch.undo()
     with Ledger(path) as ledger:

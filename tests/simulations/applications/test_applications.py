@@ -275,7 +275,7 @@ def command(monkeypatch, capsys, *arguments):
 
 def test_the_command_line_writes_a_folder_and_json(monkeypatch, capsys, tmp_path):
     out = tmp_path / "run"
-    code, text = command(monkeypatch, capsys, "coordinate-descent", "--passes", 2, "--out", out, "--json")
+    code, text = command(monkeypatch, capsys, "coordinate-descent", "--set", "passes=2", "--out", out, "--json")
     result = json.loads(text.out)
     assert code == 0
     assert "INFO" not in text.err  # Flower's own account of every round
@@ -297,15 +297,15 @@ def test_the_command_line_writes_a_folder_and_json(monkeypatch, capsys, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["coordinate-descent", "--data", "iris"], "data: must be 'diabetes'"),
-        (["coordinate-descent", "--rule", "best"], "rule: must be"),
-        (["coordinate-descent", "--family", "laplace", "--delta", "1e-5"], "delta must be 0 for Laplace"),
-        (["coordinate-descent", "--delta", "0"], "delta must be > 0 for Gaussian"),
-        (["coordinate-descent", "--epsilon", "-1"], "epsilon: must be above 0"),
-        (["coordinate-descent", "--passes", "0"], "passes: must be at least"),
-        (["pca", "--method", "magic"], "method: unknown 'magic'; known: gaussian-iid"),
-        (["pca", "--data", "digits", "--rank", "65"], "rank: must be at most the 64 features"),
-        (["pca", "--rank", "101"], "rank"),
+        (["coordinate-descent", "--set", "data=iris"], "data: must be 'diabetes'"),
+        (["coordinate-descent", "--set", "rule=best"], "rule: must be"),
+        (["coordinate-descent", "--set", "family=laplace", "--set", "delta=1e-5"], "delta must be 0 for Laplace"),
+        (["coordinate-descent", "--set", "delta=0"], "delta must be > 0 for Gaussian"),
+        (["coordinate-descent", "--set", "epsilon=-1"], "epsilon: must be above 0"),
+        (["coordinate-descent", "--set", "passes=0"], "passes: must be at least"),
+        (["pca", "--set", "method=magic"], "method: unknown 'magic'; known: gaussian-iid"),
+        (["pca", "--set", "data=digits", "--set", "rank=65"], "rank: must be at most the 64 features"),
+        (["pca", "--set", "rank=101"], "rank"),
         (["pca", "missing.toml"], "cannot read the settings missing.toml"),
     ],
     ids=str,
@@ -323,10 +323,10 @@ def test_bad_files_and_folders(tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text("rank = 3\ncolour = 1\n")
     with pytest.raises(ConfigError, match="colour: unknown key; known: epsilon"):
-        PcaSettings.load("pca", file, {})
+        PcaSettings.load("pca", file)
     file.write_text("rank = [")
     with pytest.raises(ConfigError, match="not valid TOML"):
-        PcaSettings.load("pca", file, {})
+        PcaSettings.load("pca", file)
 
 
 def test_more_clients_than_rows_and_recipes_stay_recipes():

@@ -59,11 +59,11 @@ def test_attacks_on_clients_and_their_epsilon(run, tiny_file):
     assert (report["unit"], report["epsilon_unit"]) == ("client", "client")
     assert set(report["results"]) == {"online", "offline", "rmia online", "rmia offline"}
     assert 50 < report["results"]["online"]["members"] <= 60  # ten of twenty clients in each of six federations
-    status, out, err = run("attack", "mia", tiny_file, "--shadows", 4, "--unit", "client", *overrides)
+    status, out, err = run("attack", "mia", tiny_file, "--unit", "client", *overrides)
     assert status == 0, err
     assert "(clients)" in out
     assert "the epsilon protects" not in out
-    status, out, err = run("attack", "mia", tiny_file, "--shadows", 4, "--examples", 100, *overrides)
+    status, out, err = run("attack", "mia", tiny_file, "--examples", 100, *overrides)
     assert "the epsilon protects clients, these figures are about examples: --unit client" in " ".join(out.split())
 
 

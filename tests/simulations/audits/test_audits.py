@@ -234,7 +234,7 @@ def test_recipes_and_seeded_runs_whose_rounds_are_one_mechanism(tiny, tmp_path, 
 
 def test_a_round_that_released_nothing_asked_no_queries_either(tiny):
     """Such a round was taken for one of queries alone, which canaries cannot be put into."""
-    recipe = tiny(mechanism={"name": "ladp", "local_share": 0.3})
+    recipe = tiny(mechanism={"clip": "med", "norms": "quantile"})
     assembly = Assembly(recipe)
     first = assembly.method.plan(assembly.start())
     layers = len(assembly.layers)

@@ -37,9 +37,9 @@ def test_overrides_are_toml_values_or_strings():
 def test_options_of_another_variant_fall_away():
     """The paper's text has no bound of its own, the sound variant no frame."""
     local = ["privacy.trust=local", "privacy.max_participations=3"]
-    to_published = ["mechanism.name=ladp", "mechanism.variant=published", "mechanism.steps=7", *local]
+    to_published = ["mechanism.name=ladp", "mechanism.variant=published", "mechanism.batch_share=0.2", *local]
     published = recipes.load("digits", to_published).mechanism
-    assert published.options == {"steps": 7}
+    assert published.options == {"batch_share": 0.2}
     raw = recipes.load("digits", to_published).model_dump(exclude_none=True)
     recipes.override(raw, ["mechanism.variant=sound", "mechanism.bound=0.3"])
     assert recipes.validate(raw).mechanism.options == {"bound": 0.3}

@@ -46,7 +46,7 @@ def reference(folder: Path) -> str:
 
 
 def test_apply_shows_no_warnings(tmp_path):
-    command = [sys.executable, "-m", "simulations.cli", "apply", "coordinate-descent", "--passes", "1"]
+    command = [sys.executable, "-m", "simulations.cli", "apply", "coordinate-descent", "--set", "passes=1"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -136,8 +136,9 @@ def test_planned_runs_say_the_same_before_they_start(tiny_file, seed):
 
 
 def test_applications_say_it(tmp_path):
-    data = ["--data", "synthetic", "--dimension", "4", "--rows", "200", "--rank", "2", "--clients", "3"]
-    command = ["apply", "pca", *data, "--epsilon", "2", "--json", "--out", str(tmp_path / "a")]
+    values = ["data=synthetic", "dimension=4", "rows=200", "rank=2", "clients=3", "epsilon=2"]
+    changes = [part for value in values for part in ("--set", value)]
+    command = ["apply", "pca", *changes, "--json", "--out", str(tmp_path / "a")]
     printed = json.loads(CliRunner().invoke(app, command).stdout)
     assert printed["guarantee"].startswith("conditional (example-level, add-remove, a trusted server adds the noise)")
     assert printed["guarantee"].endswith(CAVEAT)

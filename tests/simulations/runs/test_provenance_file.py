@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlgm.errors import RunError
+from fedlgm.errors import LedgerError
 from simulations.runs.provenance_file import ProvenanceFile
 
 
@@ -15,5 +15,5 @@ def test_a_run_without_stored_layers_is_refused_in_one_sentence(tmp_path: Path) 
     file.write_text('{"layers": {"fc1": 520}}')
     assert ProvenanceFile(file).layers() == {"fc1": 520}
     file.write_text("{}")
-    with pytest.raises(RunError, match="stored no layers"):
+    with pytest.raises(LedgerError, match="does not name the layers"):
         ProvenanceFile(file).layers()
