@@ -62,7 +62,8 @@ class Ledger:
 
     def __init__(self, path: Path | str, owner: str | None = None) -> None:
         self.path, self._reading = Path(path), owner is None
-        self._alike: dict[str, int] = {}  # by protection: rows that it was compared with
+        self._alike: dict[str, int] = {}  # by protection: rows that state it
+        self._silent = 0  # rows that could not state theirs
         if owner is None and not self.path.is_file():
             raise LedgerError(f"there is no ledger at {self.path}")
         with self._translated():
@@ -97,6 +98,9 @@ class Ledger:
             if "protects" in missing:
                 self._db.execute("INSERT OR REPLACE INTO meta SELECT 'rows before protects', COUNT(*) FROM charges")
             missing.clear()
+            # Rows that an earlier version has charged could not state their protection: the run that owns them goes on.
+            found = self._db.execute("SELECT value FROM meta WHERE key = 'rows before protects'").fetchone()
+            self._silent = int(found[0]) if found else 0
         # A file of an earlier version is read as it lies.
         self._protects, self._words = ("''" if name in missing else name for name in ("protects", "guarantee"))
         if owner is not None:
@@ -183,16 +187,14 @@ class Ledger:
                         f"round {round} of {self.path} was charged with the same noise for another release: a run "
                         "cannot be repeated under a changed plan; start a new run"
                     )
+        self._alike[draft.protects] = count
 
     def _refuse_unlike(self, protects: str, rows: int) -> None:
-        """Refuse a protection other than that of the first `rows` rows; rows that were compared before never change.
-
-        Rows that an earlier version has charged to this ledger could not state theirs: the run that owns it continues.
-        """
-        query = "SELECT value FROM meta WHERE key = 'rows before protects'"
-        (silent,) = self._db.execute(query).fetchone() or (0,)
+        """Refuse a protection other than that of the first `rows` rows; rows that were compared before never change."""
+        known = max(self._alike.get(protects, 0), self._silent)
+        if rows <= known:
+            return
         query = "SELECT protects FROM charges WHERE number > ? AND protects <> ? LIMIT 1"
-        known = max(self._alike.get(protects, 0), int(silent))
         other = self._db.execute(query, (known, protects)).fetchone()
         if other is not None:
             own, theirs = (f"protects ({text})" if text else "states no protection" for text in (protects, other[0]))
@@ -200,7 +202,6 @@ class Ledger:
                 f"the ledger {self.path} holds a release that {theirs}, this one {own}: epsilons add up only if both "
                 "protect the same unit under the same relation; state it for both (protects), or use another ledger"
             )
-        self._alike[protects] = rows
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
