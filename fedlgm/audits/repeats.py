@@ -127,7 +127,8 @@ class Windows:
         for length in sorted({length for length in lengths.values() if length >= _FEWEST}):
             own = np.array([low for (low, _), size in lengths.items() if size == length])
             places = _places(spans, length)
-            new, there = _directions(scaled, own, length), _directions(scaled, places, length)
+            there = _directions(scaled, places, length)
+            new = there[torch.from_numpy(np.searchsorted(places, own))]  # a layer's first place is one of them
             old = self._kept.get(length, torch.zeros(0, length))
             windows = torch.cat([old, new])
             cosines = windows @ there.T
