@@ -94,7 +94,7 @@ class KeyRing:
         """
         if any(not 0 <= step < _WORD for step in path):
             raise ValueError(f"path entries must lie in [0, 2**32), got {path}")
-        # As SeedSequence(self.root, spawn_key=(purpose, *path)), which takes ten times as long to turn them into words.
+        # As SeedSequence(self.root, spawn_key=(purpose, *path)), which takes longer to turn every number into words.
         named = self.root.to_bytes(16, "little") + struct.pack(f"<{1 + len(path)}I", purpose, *path)
         return np.random.SeedSequence(np.frombuffer(named, "<u4").astype(np.uint32, copy=False))
 
