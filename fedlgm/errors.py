@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any
 
 
 class FedlgmError(Exception):
@@ -96,7 +96,7 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
     Example:
         >>> check_known("accountant", "pld", ["pld", "rdp"])
     """
-    names = get_args(known) or tuple(known)
+    names = getattr(known, "__args__", known)  # a Literal's; every plan asks
     if value not in names:
         raise ConfigError(f"{_of(owner)}unknown {what} {value!r}; known: {', '.join(names)}")
 

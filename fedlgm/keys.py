@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -93,7 +94,9 @@ class KeyRing:
         """
         if any(not 0 <= step < _WORD for step in path):
             raise ValueError(f"path entries must lie in [0, 2**32), got {path}")
-        return np.random.SeedSequence(entropy=self.root, spawn_key=(int(purpose), *path))
+        # As SeedSequence(self.root, spawn_key=(purpose, *path)), which takes longer to turn every number into words.
+        named = self.root.to_bytes(16, "little") + struct.pack(f"<{1 + len(path)}I", purpose, *path)
+        return np.random.SeedSequence(np.frombuffer(named, "<u4").astype(np.uint32, copy=False))
 
     def words(self, count: int, purpose: Purpose, *path: int) -> np.ndarray:
         """`count` 32-bit words of the named stream, for generators that take a key (uint32, shape [count])."""

@@ -139,11 +139,15 @@ class LayerTable:
         return np.array([layer.size for layer in self.layers], dtype=np.int64)
 
     @cached_property
+    def _lengths(self) -> list[int]:
+        return [layer.size for layer in self.layers]
+
+    @cached_property
     def offsets(self) -> np.ndarray:
         """Layer boundaries in the flat vector, int64 [K + 1]."""
         return np.concatenate([[0], np.cumsum(self.sizes)])
 
-    @property
+    @cached_property
     def size(self) -> int:
         """D, the length of the flat vector."""
         return int(self.offsets[-1])
@@ -160,7 +164,7 @@ class LayerTable:
 
     def split(self, flat: Tensor) -> tuple[Tensor, ...]:
         """Views of the layers, for `flat` of shape [..., D]."""
-        return flat.split(self.sizes.tolist(), dim=-1)
+        return flat.split(self._lengths, dim=-1)
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Parameter name -> view into `flat` ([D], or [B, D] for a stack of models); nothing is copied."""
@@ -270,7 +274,7 @@ def _chunks(vector: Tensor) -> Tensor:
 def _squared_norm(vector: Tensor) -> Tensor:
     vector = vector.to(torch.float32)
     whole = vector.numel() - vector.numel() % _CHUNK
-    total = torch.linalg.vector_norm(vector[whole:]).double().square()
+    total = torch.linalg.vector_norm(vector[whole:] if whole else vector).double().square()
     if whole:
         total = total + torch.linalg.vector_norm(vector[:whole].view(-1, _CHUNK), dim=1).double().square().sum()
     return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +33,23 @@ def on_cpu(module: nn.Module) -> bool:
 @contextmanager
 def laid_out(module: nn.Module, like: Inputs) -> Iterator[None]:
     """The layout that is faster for inputs like these [n, ...], inside the block."""
-    handles = prefer_channels_last_(module) if on_cpu(module) and pools_maxima(module, like) else []
+    handles = prefer_channels_last_(module) if on_cpu(module) and _pooled(module, like) else []
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+_SEEN: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
+
+
+def _pooled(module: nn.Module, like: Inputs) -> bool:
+    """`pools_maxima`, found once for a model and a kind of inputs: a run evaluates the same model again and again."""
+    kind = inputs.each(lambda part: (part.shape[1:], part.dtype), like)
+    if _SEEN.get(module, (None, False))[0] != kind:
+        _SEEN[module] = kind, pools_maxima(module, like)
+    return _SEEN[module][1]
 
 
 def pools_maxima(module: nn.Module, like: Inputs) -> bool:

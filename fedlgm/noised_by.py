@@ -228,7 +228,8 @@ def get(trust: str, shares: Shares | None = None) -> NoisedBy:
         >>> get("local").relation
         'replace-one'
     """
-    check_known("trust", trust, NOISED_BY)
+    if trust not in NOISED_BY:
+        check_known("trust", trust, NOISED_BY)
     return NOISED_BY[trust].of(shares)
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -161,7 +161,12 @@ class ReleasePlan:
         rows = [Part(names[j], int(sizes[j]), float(self.clip[j]), float(self.sigma[j])) for j in self.indices]
         return (*rows, *(Part(q.query.name, q.query.size, q.query.bound, q.sigma) for q in self.queries))
 
-    @property
+    @cached_property
+    def streams(self) -> tuple[int, ...]:
+        """Numbers of the parts' noise streams: the layers', then one for each query."""
+        return (*(int(j) for j in self.indices), *(len(self.layers) + i for i in range(len(self.queries))))
+
+    @cached_property
     def size(self) -> int:
         """Length of the uploaded vector: the released layers, then the auxiliary queries."""
         return sum(part.size for part in self.parts)
@@ -271,7 +276,7 @@ class ReleasePlan:
             return self.round_sigma
         return self.sigma * self.facts.training.lr * math.sqrt(steps.count) / steps.batch
 
-    @property
+    @cached_property
     def party_noise_norms(self) -> np.ndarray:
         """Root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not released.
 
@@ -280,7 +285,9 @@ class ReleasePlan:
         """
         per_coordinate = self.upload_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
         with np.errstate(invalid="ignore"):
-            return np.where(self.released, per_coordinate * np.sqrt(self.layers.sizes), 0.0)
+            found = np.where(self.released, per_coordinate * np.sqrt(self.layers.sizes), 0.0)
+        found.setflags(write=False)
+        return found
 
     @property
     def noise_norms(self) -> np.ndarray:
@@ -312,6 +319,11 @@ class ReleasePlan:
         if not self.freezes or self.released.all():
             return None
         return torch.from_numpy(np.repeat(self.released, self.layers.sizes).astype(np.float32))
+
+    def equals(self, other: ReleasePlan, **more: Any) -> bool:
+        """Whether another plan has the same type and the same fields, except for the fields `more` of this one."""
+        mine = {name: getattr(self, name) for name in _FIELDS} | more
+        return type(self) is type(other) and all(_equal(mine[name], getattr(other, name)) for name in _FIELDS)
 
     def to_json(self) -> str:
         """The information with which a client bounds (and, under local trust, noises) its contribution."""
@@ -368,6 +380,15 @@ class ReleasePlan:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"not a release plan: {error}") from error
+
+
+_FIELDS = tuple(field.name for field in fields(ReleasePlan))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ round, and charged as one mechanism.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,9 +76,9 @@ class Process:
     def check(self, plan: ReleasePlan) -> None:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
 
-    def charged(self, plan: ReleasePlan, before: int) -> bool:
-        """Whether a round is charged after `before` charged ones; an empty round is free before the first release."""
-        return plan.size > 0 or before > 0
+    def charged(self, plan: ReleasePlan, before: Callable[[], int]) -> bool:
+        """Whether a round is charged after `before()` charged ones; an empty round is free before the first release."""
+        return plan.size > 0 or before() > 0
 
     def position(self, rounds: int) -> int | None:
         """Position in the run that the plan after `rounds` rounds states."""
@@ -184,7 +184,7 @@ class OneMechanism(Process):
                 f"multiplier of {plan.effective_multiplier:g}, the run {self.facts.noise_multiplier:g}"
             )
 
-    def charged(self, plan: ReleasePlan, before: int) -> bool:
+    def charged(self, plan: ReleasePlan, before: Callable[[], int]) -> bool:
         """Always: the run's cost is that of all its rounds."""
         return True
 

@@ -69,7 +69,7 @@ class Independent:
             raise PrivacyError("correlated noise is made by Noising.of")
         if backend == "cpu":
             check_cpu(total)
-            streams = [ring.torch_generator(Purpose.NOISE, round, party + 1, place) for place in _places(plan)]
+            streams = [ring.torch_generator(Purpose.NOISE, round, party + 1, place) for place in plan.streams]
             return add_noise_(total, [(part.size, part.sigma) for part in plan.parts], streams, plan.family)
         if plan.size == 0:
             return total
@@ -277,7 +277,7 @@ class RunNoise:
         where = torch.device("cpu") if total.device.type == "mps" else total.device  # Metal has no double precision
         w = self.next(noise, sum(sizes), round, ring, Draw(drawn, where))
         pieces = total.split([part.size for part in plan.parts])
-        for place, part, piece in zip(_places(plan), plan.parts, pieces, strict=True):
+        for place, part, piece in zip(plan.streams, plan.parts, pieces, strict=True):
             add_scaled_(piece, w[ends[place] : ends[place + 1]], part.sigma)
         return total
 
@@ -292,11 +292,6 @@ class RunNoise:
         past = self._rings.first(round - 1) if ring.secret else [ring] * (round - 1)
         self._done = -1
         self._stream[2].replay(lambda t: draw(past[t], t + 1), round - 1)
-
-
-def _places(plan: ReleasePlan) -> list[int]:
-    """Numbers of the streams of a plan's parts: the layers', then one for each query."""
-    return [int(j) for j in plan.indices] + [len(plan.layers) + i for i in range(len(plan.queries))]
 
 
 def check_cpu(tensor: Tensor) -> None:

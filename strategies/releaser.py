@@ -89,7 +89,7 @@ class Releaser:
 
     def costs(self, plan: ReleasePlan) -> bool:
         """Whether the round is charged; it is not if nothing has been released so far, see `ReleasePlan.event`."""
-        return plan.facts.process.charged(plan, self.ledger.rounds())
+        return plan.facts.process.charged(plan, self.ledger.rounds)
 
     def exhausted(self, round: int, max_participations: int | None) -> frozenset[int]:
         """Clients at their cap before `round`."""

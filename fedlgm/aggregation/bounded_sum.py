@@ -79,7 +79,7 @@ class BoundedSum:
         self.count += 1
         layers = self.plan.layers
         norms = layers.norms(update, 2 if self.plan.family == "gaussian" else 1)
-        if not norms.isfinite().all():
+        if not np.isfinite(norms.numpy()).all():
             self.discarded += 1
             return
         factors = clip_factors(norms.numpy(), self.plan.clip)
@@ -105,6 +105,9 @@ class BoundedSum:
         self.count += 1
         if not (math.isfinite(float(row.sum())) or row.isfinite().all()):  # the sum of finite numbers may overflow
             self.discarded += 1
+            return
+        if self.plan.released.all():  # layers and answers follow each other as in the sum
+            _add_scaled_(self.total, row, 1.0)
             return
         layers, position = self.plan.layers, 0
         views = layers.split(row[: layers.size])

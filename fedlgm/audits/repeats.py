@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from fedlgm.audits.correlations import normal_quantile
 
@@ -110,7 +111,7 @@ class Windows:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, Array] = {}  # window's length -> windows of earlier rounds, of length 1
+        self._kept: dict[int, Tensor] = {}  # window's length -> windows of earlier rounds, of length 1
 
     def of(self, noise: Array, spans: Sequence[Span]) -> Array:
         """(|z|, cosine, number of comparisons) of the most significant place of a round's noise.
@@ -121,20 +122,21 @@ class Windows:
         """
         best, count = (0.0, 0.0), 0
         lengths = {span: min(_WINDOW, span[1] - span[0]) for span in spans}
+        largest = np.abs(noise[np.isfinite(noise)]).max(initial=0.0) or 1.0
+        scaled = noise / largest  # which no cosine sees, and single precision can hold
         for length in sorted({length for length in lengths.values() if length >= _FEWEST}):
             own = np.array([low for (low, _), size in lengths.items() if size == length])
             places = _places(spans, length)
-            parts = np.lib.stride_tricks.sliding_window_view(noise, length)
-            new, there = _directions(parts[own]), _directions(parts[places])
-            old = self._kept.get(length, np.zeros((0, length)))
-            windows = np.concatenate([old, new])
-            cosines = (torch.from_numpy(windows).float() @ torch.from_numpy(there).float().T).numpy()
-            if len(own):
-                overlap = np.abs(places[None, :] - own[:, None]) < length
-                cosines[len(old) :][overlap] = 0.0
-                count -= int(overlap.sum())
-            count += cosines.size
-            value = float(cosines.flat[int(np.argmax(np.abs(cosines)))])
+            there = _directions(scaled, places, length)
+            new = there[torch.from_numpy(np.searchsorted(places, own))]  # a layer's first place is one of them
+            old = self._kept.get(length, torch.zeros(0, length))
+            windows = torch.cat([old, new])
+            cosines = windows @ there.T
+            overlap = torch.from_numpy(np.abs(places[None, :] - own[:, None]) < length)
+            cosines[len(old) :][overlap] = 0.0
+            count += cosines.numel() - int(overlap.sum())
+            least, most = (float(value) for value in cosines.aminmax())
+            value = max(most, least, key=abs)
             z = abs(float(normal_quantile(np.array([value]), np.array([length]))[0]))
             best = max(best, (z, value))
             self._kept[length] = windows[-_WINDOWS:]
@@ -148,6 +150,13 @@ def _places(spans: Sequence[Span], length: int) -> npt.NDArray[np.int64]:
     return np.concatenate(starts) if starts else np.zeros(0, dtype=np.int64)
 
 
-def _directions(parts: Array) -> Array:
-    norms = np.linalg.norm(parts, axis=1, keepdims=True)
-    return np.nan_to_num(np.divide(parts, norms, out=np.zeros(parts.shape), where=norms > 0))
+def _directions(noise: Array, starts: npt.NDArray[np.int64], length: int) -> Tensor:
+    """Parts of the noise from these places on, of length 1, float32 [n, length]; zeros where it is not known, or 0."""
+    parts = np.lib.stride_tricks.sliding_window_view(noise, length)
+    norms = np.sqrt(np.einsum("ij,ij->i", parts, parts))[starts]
+    known = norms > 0  # false for NaN
+    if not known.all():
+        norms = np.where(known, norms, np.inf)
+        noise = np.nan_to_num(noise)
+    found = torch.from_numpy(noise).float().unfold(0, length, 1)[torch.from_numpy(starts)]
+    return found.div_(torch.from_numpy(norms).float()[:, None])

@@ -123,7 +123,8 @@ class ExampleTrainer:
         return inputs.each(moderate, x), moderate(y)
 
     def _batch(self, x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:
-        return inputs.to(inputs.take(x, rows), self.device), y[rows].to(self.device)
+        taken = inputs.each(lambda part: part.index_select(0, rows).to(self.device), x)
+        return taken, y.index_select(0, rows).to(self.device)
 
 
 def private_figures(

@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.extension import is_bundled
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
@@ -97,7 +98,7 @@ class Method:
         """
         with code_of(type(self.mechanism), self.mechanism.name):
             made: object = self.mechanism.plan(self.layers, self.facts, transcript)
-        plan = self._checked(made, position=self.facts.process.position(transcript.rounds))
+        plan = self._checked(made, transcript.plan, position=self.facts.process.position(transcript.rounds))
         if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
             self._refuse_protected(plan)
         self._refuse_other_cost(plan, transcript)
@@ -120,11 +121,12 @@ class Method:
         self._refuse_protected(plan)
         return plan
 
-    def _checked(self, plan: object, **more: Any) -> ReleasePlan:
+    def _checked(self, plan: object, last: ReleasePlan | None = None, **more: Any) -> ReleasePlan:
         """Check that a mechanism returned a plan of this run: a plan is charged by the facts that it carries.
 
         Returns:
-            The plan with the fields `more`.
+            The plan with the fields `more`; `last` if it is equal and the mechanism one of this package's: what is
+            computed of a plan is then computed once, and not in every round.
         """
         name = self.mechanism.name
         if type(plan) not in (ReleasePlan, UnprotectedPlan):  # a class derived from them could state another event
@@ -140,6 +142,8 @@ class Method:
         plan.guarantee.require_unit(self.facts.sampling.of or self.mechanism.unit)
         if plan.layers != self.layers:
             raise PrivacyError(f"{name}: the plan's layers are not the run's: pass `layers` on unchanged")
+        if last is not None and is_bundled(self.mechanism) and plan.equals(last, **more):
+            return last
         return replace(plan, **more)  # made anew from its fields: what a plan computes of them cannot be set
 
     @cached_property

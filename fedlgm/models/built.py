@@ -6,7 +6,7 @@ that is added later would not run, and a layer that mixes examples would not be 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from operator import attrgetter, itemgetter
 
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
@@ -14,6 +14,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from fedlgm.errors import ConfigError
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_parts, _flags = itemgetter("_modules", "_parameters", *_HOOKS), attrgetter("requires_grad", "_backward_hooks")
 
 
 class Built:
@@ -39,38 +40,51 @@ class Built:
 
     def renew(self) -> None:
         """Take the model as it is now, after a change by this package."""
-        self._seen = self._now()
-        self._kept = list(self._module.modules()), list(self._module.parameters())  # so that no other object is as old
+        self._modules, self._kept = list(self._module.modules()), list(self._module.parameters())  # so that no other
+        self._seen, self._global = _state(self._modules), _has_any_global_hook()  # object gets an equal id
+        self._named = self._now()
 
     def check(self) -> None:
         """Refuse a model that was changed since.
 
+        Clients' steps call it, so it looks at each module that was there and at its children, without a new walk.
+
         Raises:
             ConfigError: the message names the first module that is another one.
         """
-        now = self._now()
-        if now == self._seen:
+        if _state(self._modules) == self._seen and _has_any_global_hook() == self._global:
             return
-        names = dict.fromkeys([*now, *self._seen])
-        name = next(name for name in names if now.get(name) != self._seen.get(name))
+        now, seen = self._now(), self._named
+        name = next((name for name in {**now, **seen} if now.get(name) != seen.get(name)), "")
         kind = type(self._module.get_submodule(name)).__name__ if name in now else "gone"
         raise ConfigError(f"the model was changed in {name!r} ({kind}) after its trainer was made: change it before")
 
-    def _now(self) -> dict[str, Hashable]:
-        found = {name: _state(child) for name, child in self._module.named_modules(remove_duplicate=False)}
-        found[""] = found[""], _has_any_global_hook()
-        return found
+    def _now(self) -> dict[str, list[object]]:
+        named = self._module.named_modules(remove_duplicate=False)
+        return {name: [id(child), *_state([child], children=False)] for name, child in named}
 
 
-def _state(module: nn.Module) -> Hashable:
-    own = vars(module)
-    parameters = [
-        (name, id(value), value.requires_grad, *map(id, value._backward_hooks or {}))
-        for name, value in module._parameters.items()
-        if value is not None
-    ]
-    hooks = [tuple(map(id, own[kind].values())) for kind in _HOOKS]
-    return id(module), type(module), id(own.get("forward")), tuple(parameters), tuple(hooks)
+def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
+    """Class, children, `forward`, parameters and hooks of modules, in one flat list, which takes the least time."""
+    found: list[object] = []
+    for module in modules:
+        own = vars(module)
+        inside, parameters, before, after, back_before, back = _parts(own)
+        found.append(type(module))
+        if inside and children:
+            found += inside
+            found += map(id, inside.values())
+        if "forward" in own:
+            found += ("forward", id(own["forward"]))
+        for name, value in parameters.items():
+            if value is not None:
+                requires_grad, of_gradient = _flags(value)
+                found += (name, id(value), requires_grad)
+                if of_gradient:
+                    found += ("hooks", *map(id, of_gradient.values()))
+        if before or after or back_before or back:
+            found += [tuple(map(id, kind.values())) for kind in (before, after, back_before, back)]
+    return found
 
 
 def hooked(module: nn.Module) -> bool:

@@ -29,7 +29,7 @@ from fedlgm.errors import LedgerError
 from fedlgm.privacy.chain import next_head
 from fedlgm.privacy.charge import Charge, Draft, Head
 from fedlgm.privacy.guarantee import Claim, Guarantee, Status
-from fedlgm.privacy.ledger_file import connect, create, prepare, remedy
+from fedlgm.privacy.ledger_file import connect, create, prepare, remedy, silent_rows
 from fedlgm.privacy.spending import Spending, claimed_epsilon
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Ledger:
 
     def __init__(self, path: Path | str, owner: str | None = None) -> None:
         self.path, self._reading = Path(path), owner is None
-        self._alike: dict[str, int] = {}  # by protection: rows that it was compared with
+        self._alike: dict[str, int] = {}  # by protection: rows that state it
         if owner is None and not self.path.is_file():
             raise LedgerError(f"there is no ledger at {self.path}")
         with self._translated():
@@ -72,6 +72,7 @@ class Ledger:
             self._db = connect(self.path, reading=owner is None)
             try:
                 self._protects, self._words = prepare(self._db, self.path, owner)
+                self._silent = silent_rows(self._db)
             except BaseException:
                 self._db.close()
                 raise
@@ -154,16 +155,14 @@ class Ledger:
                         f"round {round} of {self.path} was charged with the same noise for another release: a run "
                         "cannot be repeated under a changed plan; start a new run"
                     )
+        self._alike[draft.protects] = count
 
     def _refuse_unlike(self, protects: str, rows: int) -> None:
-        """Refuse a protection other than that of the first `rows` rows; rows that were compared before never change.
-
-        Rows that an earlier version has charged to this ledger could not state theirs: the run that owns it continues.
-        """
-        query = "SELECT value FROM meta WHERE key = 'rows before protects'"
-        (silent,) = self._db.execute(query).fetchone() or (0,)
+        """Refuse a protection other than that of the first `rows` rows; rows that were compared before never change."""
+        known = max(self._alike.get(protects, 0), self._silent)
+        if rows <= known:
+            return
         query = "SELECT protects FROM charges WHERE number > ? AND protects <> ? LIMIT 1"
-        known = max(self._alike.get(protects, 0), int(silent))
         other = self._db.execute(query, (known, protects)).fetchone()
         if other is not None:
             own, theirs = (f"protects ({text})" if text else "states no protection" for text in (protects, other[0]))
@@ -171,7 +170,6 @@ class Ledger:
                 f"the ledger {self.path} holds a release that {theirs}, this one {own}: epsilons add up only if both "
                 "protect the same unit under the same relation; state it for both (protects), or use another ledger"
             )
-        self._alike[protects] = rows
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -93,6 +93,12 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> tuple[str,
     return "protects", "guarantee"
 
 
+def silent_rows(db: sqlite3.Connection) -> int:
+    """Number of first rows that an earlier version charged without their protection; the run that owns them goes on."""
+    found = db.execute("SELECT value FROM meta WHERE key = 'rows before protects'").fetchone()
+    return int(found[0]) if found else 0
+
+
 def remedy(error: Exception) -> str:
     """Remedy for an SQLite error, as part of a sentence."""
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # extended codes keep the primary one there

@@ -65,10 +65,11 @@ class SequentialTrainer:
     def _train(self, model: Tensor, task: ClientTask) -> None:
         settings = self._settings
         self._weights.copy_(model)
-        self._module.train()
         x, y = inputs.to(task.x, self._device), task.y.to(self._device)
         trained = None if task.trained is None else task.trained.to(self._device)
         stack, orders = self._gradients.stack(x), task.permutations().to(self._device)
+        if stack is None:
+            self._module.train()
         optimizer = self._optimizer(len(orders) * -(-len(y) // settings.batch_size))
         differentiate = (stack or self._gradients.autograd).differentiate
         # Layers of a stack draw nothing; other models may, and would otherwise differ from one engine to another.

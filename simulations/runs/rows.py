@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, TypedDict
 
 import numpy as np
 
+from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 from strategies import Failure, RoundRecord
 
@@ -212,11 +215,25 @@ def excerpt(names: Iterable[str], summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def round_row(record: RoundRecord) -> RoundRow:
     """The public row of a finished round, without evaluation."""
-    plan = record.plan
+    plan, planned = record.plan, _planned(record.plan)
     row: RoundRow = {
         "round": record.round,
-        "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
+        "noise_norm": planned["noise_norm"],
         "noise_scale": noise_scale(record),
+    }
+    row.update(copy.deepcopy(planned))  # trackers may do what they like with a row
+    if record.notes:
+        row["clients"] = {name: _compact(values) for name, values in record.notes.items()}
+    if plan.size == 0:
+        row["skipped"] = True
+    return row
+
+
+@lru_cache(maxsize=1)
+def _planned(plan: ReleasePlan) -> RoundRow:
+    """The figures of a round that its plan alone gives; most rounds of a run have the same plan."""
+    row: RoundRow = {
+        "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
         "layer_noise": _compact(plan.party_noise_norms),
         "clip": plan.clip.tolist(),
         "sigma": [sigma if math.isfinite(sigma) else None for sigma in plan.sigma.tolist()],
@@ -226,10 +243,6 @@ def round_row(record: RoundRecord) -> RoundRow:
     }
     if "score" in plan.notes:
         row["score"] = _compact(plan.notes["score"])
-    if record.notes:
-        row["clients"] = {name: _compact(values) for name, values in record.notes.items()}
-    if plan.size == 0:
-        row["skipped"] = True
     return row
 
 

@@ -18,7 +18,6 @@ from fedlgm.files import PRIVATE
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.run_noise import RunNoise
 from fedlgm.transcript import Transcript
-from simulations.audits.canaries import audited_figures, run_canaries
 from simulations.config.assembly import Assembly
 from simulations.runs import strict_json
 from simulations.runs.checkpoints import model_digest
@@ -98,7 +97,11 @@ def serve(
                     draws, redrawn = keys.derive(b"draws", attempt), abandoned
             _warn_of_cost(ledger, transcript, abandoned)
             recorder = Recorder(assembly, folder, optimizer, progress, abandoned, followers)
-            canaries = run_canaries(assembly, folder, keys, nodes.simulated) if recipe.run.audit else None
+            canaries = None
+            if recipe.run.audit:
+                from simulations.audits.canaries import run_canaries  # with SciPy's statistics, a tenth of a start
+
+                canaries = run_canaries(assembly, folder, keys, nodes.simulated)
             strategy = LayerwiseFedAvg(
                 assembly.method,
                 transcript,
@@ -149,6 +152,8 @@ def serve(
         result.update(figures)  # type: ignore[typeddict-item]
         result.update(base.check(final))
         if canaries is not None:
+            from simulations.audits.canaries import audited_figures
+
             strict_json.write(folder.audit_file, audited_figures(assembly, folder, result), PRIVATE)
         folder.finish(result)
         followers.end(result)

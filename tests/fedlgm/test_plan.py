@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from dp_accounting import dp_event
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import LocalTraining
 from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.layerwise_gaussian import LayerwiseGaussian
+from fedlgm.mechanisms.method import Method
 from fedlgm.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling, UnprotectedPlan
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.guarantee import Guarantee
@@ -201,3 +204,35 @@ def test_rounds_that_differ_by_rounding_share_an_event():
         events.add(plan(sigma=sigma, clip=clip).event)
     assert len(events) == 1
     assert mechanism.plan(LAYERS, RunFacts(1.2345678912345, POISSON), Transcript.start(None)).event in events
+
+
+def test_equal_rounds_share_one_plan():
+    """A plan's text and cost are computed once; what a user's mechanism returns is made anew in every round."""
+
+    class Mine(LayerwiseGaussian):
+        __module__ = "mypkg.mechanisms"
+
+    facts = RunFacts(1.0, POISSON, rounds=5)
+    zeros = torch.zeros(LAYERS.size)
+    for mechanism, shared in (
+        (LayerwiseGaussian("uniform"), True),
+        (LayerwiseGaussian("uniform", clip="med"), False),
+        (Mine("uniform"), False),
+    ):
+        method, transcript = Method(mechanism, LAYERS, facts), Transcript.start(zeros)
+        first = method.plan(transcript)
+        second = method.plan(transcript.extend(zeros, torch.ones(LAYERS.size), first))
+        assert (second is first) is shared, mechanism
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(ReleasePlan)])
+def test_plans_that_differ_in_one_field_are_not_equal(field):
+    other = {
+        "layers": LayerTable.from_sizes({"a": 4, "b": 100, "d": 2500}), "clip": np.array([1.0, 2.0, 2.5]),
+        "sigma": np.array([2.0, 3.0, 5.0]), "facts": RunFacts(2.0, POISSON), "guarantee": Guarantee("proven", "other"),
+        "family": "laplace", "released": np.array([True, True, False]), "queries": (BITS,), "bounded_by": "trainer",
+        "claim": {"epsilon": 1.0}, "downlink": 0.5, "position": 1, "notes": {"score": np.ones(3)}, "freezes": True,
+    }  # fmt: skip
+    assert plan().equals(plan())
+    assert not plan().equals(dataclasses.replace(plan(), **{field: other[field]}))
+    assert not plan().equals(plan(), **{field: other[field]})

@@ -125,3 +125,14 @@ def test_a_guarantee_has_known_words(words, why):
     """A user's mechanism states it, and every output prints it."""
     with pytest.raises(ConfigError, match=why):
         Guarantee(**({"status": "proven", "reason": "bounded, then noised"} | words))
+
+
+def test_rows_of_another_process_are_compared_as_well(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    with Ledger(path, "run") as one, Ledger(path, "run") as other:
+        one.charge(GAUSS, round=1, key="a", protects=CLIENT)
+        other._db.execute("UPDATE charges SET protects = 'example, add-remove'")
+        other.charge(GAUSS, round=2, key="b", protects="example, add-remove")
+        with pytest.raises(LedgerError, match="protects"):
+            one.charge(GAUSS, round=3, key="c", protects=CLIENT)
+        assert one.position() == 2

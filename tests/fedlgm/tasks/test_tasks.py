@@ -82,6 +82,14 @@ def test_evaluation_in_another_layout_changes_neither_figures_nor_model() -> Non
         assert module.conv1(x[:2]).is_contiguous()
 
 
+def test_only_the_first_evaluation_looks_for_the_layout() -> None:
+    module, calls = models.build("cnn", in_shape=(1, 28, 28), classes=10, seed=1), list[int]()
+    module.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0])))
+    for _ in range(3):
+        tasks.evaluate(tasks.get("classification"), module, torch.rand(5, 1, 28, 28), torch.arange(5))
+    assert calls == [2, 5, 5, 5]
+
+
 def test_classification_figures() -> None:
     _, _, outputs, targets = BATCHES["classes"]
     found = figures("classes")

@@ -23,7 +23,7 @@ def model():
     return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
-class Mixing(nn.Module):
+class Mixing(nn.Tanh):
     def forward(self, x):
         return x - x.mean(0)
 
@@ -46,6 +46,10 @@ CHANGES = {
     "weight norm": lambda m: parametrizations.weight_norm(m[0]),
     "spectral norm": lambda m: parametrizations.spectral_norm(m[0]),
     "frozen": lambda m: m[0].weight.requires_grad_(False),
+    "another class": lambda m: setattr(m[1], "__class__", Mixing),
+    "another order": lambda m: m._modules.update({"0": m._modules.pop("0")}),
+    "a module within a module": lambda m: m[1].add_module("inside", Mixing()),
+    "one parameter less": lambda m: setattr(m[0], "bias", None),
     "another parameter": lambda m: setattr(m[0], "weight", nn.Parameter(torch.ones(4, 5))),
 }
 
