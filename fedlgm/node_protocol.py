@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedlgm.errors import RunError
 
-PROTOCOL = 4  # raised whenever what a question or an answer says changes
+PROTOCOL = 5  # raised whenever what a question or an answer says changes
 HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
 TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"  # of a node, which goes into logs, terminals and paths
