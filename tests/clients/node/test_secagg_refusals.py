@@ -13,6 +13,7 @@ from fedlgm.secagg.cohort import Advert, Sent, Survivors, key_pairs
 from tests.support.secagg import MemoryStore, federation, terms
 
 AGREED = terms(4, 1)
+KEY = "ab" * 32
 
 
 @pytest.fixture
@@ -47,6 +48,8 @@ def test_a_node_needs_its_own_key_among_its_peers():
     [
         ({"min_cohort": 3, "max_colluders": 2}, "must exceed max_colluders"),
         ({"min_cohort": 3, "max_colluders": 0, "peers": ["ab", "cd"]}, "the key of client 0"),
+        ({"min_cohort": 3, "max_colluders": 1, "peers": [KEY, "", KEY]}, "clients 0 and 2 have the same key"),
+        ({"min_cohort": 3, "max_colluders": 1, "peers": [KEY, KEY.upper()]}, "the key of client 1"),
     ],
 )
 def test_policies_that_protect_nobody(values, why):

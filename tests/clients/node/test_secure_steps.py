@@ -200,6 +200,22 @@ def test_one_set_of_survivors_for_ever_even_if_the_sessions_are_restored(federat
         Service(folder)
 
 
+def test_a_node_that_unmasked_at_once_agrees_to_no_other_set_even_if_its_sessions_are_restored(federation):
+    """The server claims a drop-out afterwards: the other nodes sign a smaller set, which this node does not unmask."""
+    answers = federation.whole(until="agree")
+    folder, sent = federation.folders[0], {str(c): answers["mask", c]["sent"] for c in range(NODES)}
+    kept = folder.path / "kept.sqlite"
+    copied(federation, folder, folder.rounds_file, kept)
+    shares = federation.ask(0, "unmask", {"signatures": sent})["said"]
+    copied(federation, folder, kept, folder.rounds_file)
+    smaller = [0, 1, 2, 3]
+    assert "accepted another set" in federation.ask(0, "agree", {"answered": smaller})["why"]
+    signed = {str(c): federation.ask(c, "agree", {"answered": smaller})["said"]["signature"] for c in smaller[1:]}
+    assert "4 are needed" in federation.ask(0, "unmask", {"signatures": signed})["why"]
+    assert "4 are needed" in federation.ask(1, "unmask", {"signatures": signed | {"0": sent["0"]}})["why"]
+    assert federation.ask(0, "unmask", {"signatures": sent})["said"] == shares
+
+
 def test_a_restored_session_store_masks_nothing_again(federation):
     given, _ = given_to(federation, "mask")
     folder = federation.folders[0]

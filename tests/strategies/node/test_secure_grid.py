@@ -20,7 +20,7 @@ from fedlgm.errors import ConfigError, RunError
 from fedlgm.node_protocol import HEADER
 from fedlgm.secagg.cohort import Advert
 from fedlgm.secagg.steps import STEPS
-from strategies.node import secure_grid
+from strategies.node import polling, secure_grid
 from strategies.node.budgets import Need
 from strategies.node.questions import NodeQuestions
 from tests.support.node_grids import QUICK
@@ -310,6 +310,31 @@ def test_a_node_that_drops_out_at_a_step(federation, monkeypatch, step):
     assert report.answered == [f"n{client}" for client in range(NODES) if client != 2 or in_sum]
     assert report.lost == ({} if in_sum else {"n2": report.lost["n2"]})
     assert charges(federation) == [1, 1, int(in_sum), 1, 1]
+
+
+@pytest.mark.parametrize("step", ["mask", "unmask"])
+def test_more_nodes_than_a_sum_can_do_without_die_at_a_step_and_come_back(federation, monkeypatch, step):
+    """Their keys are on disk: the round waits for them, and nobody is charged twice."""
+    ending, died = silent(federation, {1: step, 2: step, 3: step}), set()
+
+    def coming_back(path, header, body, **more):
+        ask = Ask.model_validate(protocol.parse_header(header.encode()))
+        if (ask.client, ask.ask) in died:
+            return federation.served.exchange(path, header, body, **more)
+        if ask.ask == step and ask.client in (1, 2, 3):
+            died.add((ask.client, ask.ask))
+            with pytest.raises(RunError):
+                ending(path, header, body, **more)
+            federation.served.start(federation.folders[ask.client])
+            raise RunError("killed")
+        return federation.served.exchange(path, header, body, **more)
+
+    monkeypatch.setattr(protocol, "exchange", coming_back)
+    monkeypatch.setattr(polling, "_LOOK_S", 0.01)
+    federation.run()
+    assert len(died) == 3
+    assert federation.reports[0].answered == [f"n{client}" for client in range(NODES)]
+    assert charges(federation) == [1] * NODES
 
 
 @pytest.mark.slow
