@@ -76,8 +76,9 @@ def one_round(nodes: int, size: int, folder: Path, number: int) -> dict[str, Any
         masked = costs.timed(
             "mask", lambda c=client: members[c].mask(attempt, delivered[c], lambda name: None, lambda name: words)
         )
-        costs.message(client, delivered[client], masked)
-        costs.timed("server", lambda c=client, w=masked: server.add(c, w))
+        sent = costs.timed("mask", lambda c=client: members[c].sent(attempt))
+        costs.message(client, delivered[client], (masked, sent))
+        costs.timed("server", lambda c=client, w=masked, s=sent: server.add(c, w, s))
     answered = server.answered()
     for client in here:
         signatures[client] = costs.timed("agree", lambda c=client: members[c].agree(attempt, answered))
@@ -116,6 +117,8 @@ def measure(nodes: int, size: int, repeats: int) -> dict[str, Any]:
 
 
 def _size(message: Any) -> int:
+    if isinstance(message, tuple):
+        return sum(map(_size, message))
     return message.nbytes if isinstance(message, np.ndarray) else len(json.dumps(message))
 
 

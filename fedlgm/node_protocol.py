@@ -25,11 +25,12 @@ import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.wire import npy as npy  # bodies of messages are written by it
 from fedlgm.wire import view
 
-PROTOCOL = 4  # raised whenever what a question or an answer says changes
+PROTOCOL = 5  # raised whenever what a question or an answer says changes
 HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
 TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"  # of a node, which goes into logs, terminals and paths
@@ -42,6 +43,7 @@ PREFIX_BYTES = _PREFIX.size
 HEADER = "node.header"
 BODY = "node.body"
 MASK = "node.mask"
+RECORD_BYTES = 5 << 20  # of a body in one record, at most: as many as in a part of one of Flower's arrays
 
 # Refusals after which the same question may be asked again.
 TRANSIENT = frozenset({"busy", "slow", "unavailable"})
@@ -209,6 +211,38 @@ def masked(data: bytes | memoryview, key: int) -> memoryview:
     if len(data) % 4 or not 0 <= key < 2**32:
         raise FrameError(f"{len(data)} bytes cannot be masked with {key}")
     return (np.frombuffer(data, "<u4") ^ np.uint32(key)).view(np.uint8).data
+
+
+def body_records(body: bytes | memoryview, key: int) -> dict[str, dict[str, bytes]]:
+    """The configuration records of a Flower message that hold a body, masked with `key`: name -> values.
+
+    Flower transfers each record as one object, and each object costs several requests. An array would be three objects.
+
+    Raises:
+        FrameError: as for `masked`.
+
+    Example:
+        >>> records = body_records(b"a model.", 7)
+        >>> list(records), bytes(body_of(records, 7))
+        (['node.body.0'], b'a model.')
+    """
+    data = masked(body, key)
+    starts = range(0, len(data), RECORD_BYTES)
+    return {f"{BODY}.{number}": {BODY: bytes(data[low : low + RECORD_BYTES])} for number, low in enumerate(starts)}
+
+
+def body_of(records: Mapping[str, Mapping[str, Any]], key: int) -> memoryview:
+    """The body that the records of a message hold; its first part may be in the record of the header.
+
+    Raises:
+        FrameError: something else, or as for `masked`.
+    """
+    parts = [records[wire.CONFIG][BODY]] if BODY in records.get(wire.CONFIG, ()) else []
+    while BODY in records.get(f"{BODY}.{len(parts)}", ()):
+        parts.append(records[f"{BODY}.{len(parts)}"][BODY])
+    if not all(isinstance(part, bytes) for part in parts):
+        raise FrameError("the body of a message must be bytes")
+    return masked(parts[0] if len(parts) == 1 else b"".join(parts), key)
 
 
 def digest(*fields: str | bytes | int) -> str:

@@ -239,12 +239,19 @@ class Distributed(_Section):
     @field_validator("peers")
     @classmethod
     def _keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        owners = dict[str, int]()
         for client, key in enumerate(value):
+            if not key:
+                continue
             try:
-                if key:
-                    public_key(key)
+                if public_key(key).public_bytes_raw().hex() != key:
+                    raise ValueError
             except ValueError:
-                raise ValueError(f"the key of client {client} must have 64 hexadecimal digits, or be empty") from None
+                raise ValueError(
+                    f"the key of client {client} must have 64 hexadecimal digits in lower case, or be empty"
+                ) from None
+            if (other := owners.setdefault(key, client)) != client:  # it would count as two nodes, and hold two shares
+                raise ValueError(f"clients {other} and {client} have the same key")
         return value
 
     @model_validator(mode="after")

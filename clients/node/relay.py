@@ -1,8 +1,8 @@
 """Forwards bytes between Flower and a node's release service. Holds nothing private and imports no torch.
 
-The header of the service's frame travels as text in the message's config record, the model and the answer as Flower
-arrays. A malicious relay can lose or damage messages; it cannot read data or make the service release more than its
-policy allows.
+The header of the service's frame travels as text in the message's config record, the model and the answer as bytes in
+such records. A malicious relay can lose or damage messages; it cannot read data or make the service release more than
+its policy allows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedlgm import node_protocol as protocol
@@ -38,17 +38,15 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
     header = config.get(HEADER)
     if not isinstance(header, str):
         raise RunError("this node answers only fedlgm's questions, and the message holds none")
-    arrays = content.array_records.get(wire.ARRAYS, ArrayRecord())
     key = config.get(MASK, 0)
     if not isinstance(key, int):
         raise RunError(f"{MASK} must be a number")
-    body = protocol.masked(arrays[BODY].data, key) if BODY in arrays else b""
+    body = protocol.body_of(content.config_records, key)
     answer, numbers = protocol.exchange(str(socket), header, body, timeout=timeout)
-    reply = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(answer)})})
-    if numbers:
-        data = bytes(protocol.masked(numbers, key))
-        array = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
-        reply[wire.ARRAYS] = ArrayRecord({BODY: array})
+    records = protocol.body_records(numbers, key)
+    first = records.pop(f"{BODY}.0", {})  # in the header's record: one object less
+    reply = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(answer), **first})})
+    reply.update({name: ConfigRecord(dict(values)) for name, values in records.items()})
     return reply
 
 

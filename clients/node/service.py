@@ -209,19 +209,22 @@ class Service:
             return self._masked(self._secure, ask, request, question, terms)
         header = {
             "ok": True, "protocol": protocol.PROTOCOL, "client": ask.client, "question": question.digest,
-            "said": self._secure.answer(ask.ask, terms, ask.given),
+            "said": self._secure.answer(ask.ask, terms, ask.given), **self._ahead(ask),
         }  # fmt: skip
-        if ask.ahead is not None:
-            header["ahead"] = self._ahead(ask)
         return Answer(header | {"signature": protocol.sign(self._signer, ask.ask, protocol.canonical(header))})
 
     def _ahead(self, ask: Ask) -> dict[str, Any]:
-        """Answer to a step of the next round, which passes the same checks; a refusal does not spoil this round's."""
+        """Field with the answer to a step of the next round, if one was asked for.
+
+        The step passes the same checks; a refusal does not spoil this round's.
+        """
+        if ask.ahead is None:
+            return {}
         try:
             further = ask.further()
-            return self.step(further, *self.admit(further, b"")).header
+            return {"ahead": self.step(further, *self.admit(further, b"")).header}
         except Refusal as refusal:
-            return refusal.header
+            return {"ahead": refusal.header}
 
     def _masked(self, secure: SecureSteps, ask: Ask, request: Request, question: Question, terms: Terms) -> Answer:
         """Charge this node's part of a secure sum, make and mask it."""
@@ -250,7 +253,9 @@ class Service:
             raise Refusal("gone", "another vector has left this node in this attempt: it takes no further part in it")
         if left is None:
             self._ledger.answer(row.seq, digest)
-        return self._released(ask, question, row, replayed, body, digest)
+        answer = self._released(ask, question, row, replayed, body, digest)
+        answer.header |= {"sent": secure.sent(terms)} | self._ahead(ask)
+        return answer
 
     def _charged(self, ask: Ask, request: Request, question: str, name: str, cohort: str = "") -> tuple[Row, bool]:
         """The row of a release, and whether it was charged before; on disk.

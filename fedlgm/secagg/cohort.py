@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -187,10 +188,43 @@ class Cohort:
         return len(self.adverts)
 
 
+class _Statement(ABC):
+    """What a member of a cohort signs."""
+
+    def signed(self, signer: Ed25519PrivateKey) -> str:
+        """Signature of a member's service."""
+        return sign(signer, *self._fields)
+
+    def valid(self, signature: str, service: str) -> bool:
+        """Whether the service with this public key has signed it."""
+        return verify(public_key(service), signature, *self._fields)
+
+    @property
+    @abstractmethod
+    def _fields(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True)
-class Survivors:
-    """Clients that shared secrets and clients that then sent a vector, as signed by the nodes: one such set per
-    cohort, permanently.
+class Sent(_Statement):
+    """A member has sent its vector. Nobody has dropped out if all members that shared secrets have signed this.
+
+    Attributes:
+        cohort: its digest.
+        sharing: clients whose shares were handed out, in ascending order (U1).
+    """
+
+    cohort: str
+    sharing: tuple[int, ...]
+
+    @property
+    def _fields(self) -> tuple[str, ...]:
+        return ("secagg sent", self.cohort, canonical(self.sharing))
+
+
+@dataclass(frozen=True)
+class Survivors(_Statement):
+    """Clients that shared secrets and clients that then sent a vector: a node accepts one such set per cohort,
+    permanently.
 
     Attributes:
         cohort: its digest.
@@ -201,14 +235,6 @@ class Survivors:
     cohort: str
     sharing: tuple[int, ...]
     answered: tuple[int, ...]
-
-    def signed(self, signer: Ed25519PrivateKey) -> str:
-        """Signature of a member's service."""
-        return sign(signer, *self._fields)
-
-    def valid(self, signature: str, service: str) -> bool:
-        """Whether the service with this public key has signed it."""
-        return verify(public_key(service), signature, *self._fields)
 
     @property
     def dropped(self) -> list[int]:

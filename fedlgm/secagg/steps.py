@@ -9,8 +9,9 @@ from fedlgm.plan import ReleasePlan
 from fedlgm.secagg.cohort import Terms
 
 STEPS = ("advertise", "share", "mask", "agree", "unmask")
-"""In order. The model travels with "mask"; nothing of a node's data is read before it."""
-AHEAD = {"agree": "advertise", "unmask": "share"}
+"""In order. The model travels with "mask"; nothing of a node's data is read before it. If nobody drops out, "unmask"
+follows at once, without "agree"."""
+AHEAD = {"mask": "advertise", "unmask": "share"}
 """Step -> step of the next round's attempt that may be asked in the same message: neither needs the next model."""
 NO_MODEL = sha256(b"")
 """Stands for the model in a question for a round whose model is not known yet."""

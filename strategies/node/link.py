@@ -7,13 +7,13 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedlgm import node_protocol as protocol
 from fedlgm import wire
 from fedlgm.errors import RunError
-from fedlgm.node_protocol import BODY, HEADER, MASK, printable
+from fedlgm.node_protocol import HEADER, MASK, printable
 from strategies.node.enrolment import Enrolment, key_digest
 from strategies.node.round import Asked
 
@@ -58,17 +58,14 @@ class NodeLink:
         Returns: For each client, its message's id -> mask of the answer; empty if the message was not accepted.
         """
         key = secrets.randbits(32)
-        masked: dict[int, ArrayRecord] = {}  # nodes that are asked together share what is sent
+        models: dict[int, dict[str, ConfigRecord]] = {}  # nodes that are asked together share what is sent
         messages = []
         for one in asked:
-            if one.model and id(one.model) not in masked:
-                data = bytes(protocol.masked(one.model, key))
-                array = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
-                masked[id(one.model)] = ArrayRecord({BODY: array})
+            if id(one.model) not in models:
+                records = protocol.body_records(one.model, key)
+                models[id(one.model)] = {name: ConfigRecord(dict(values)) for name, values in records.items()}
             config = ConfigRecord({HEADER: json.dumps(one.header), MASK: key})
-            content = RecordDict({wire.CONFIG: config})
-            if one.model:
-                content[wire.ARRAYS] = masked[id(one.model)]
+            content = RecordDict({wire.CONFIG: config, **models[id(one.model)]})
             messages.append(self._message(one.client, content, one.message.metadata.group_id))
         # One by one: a node sees its message at once, and would ask for parts that are not there yet again and again.
         sent = [next(iter(self._runtime.push_messages([message])), "") for message in messages]
@@ -89,8 +86,7 @@ class NodeLink:
 
 def body_of(reply: Message, key: int) -> bytes:
     """The unmasked numbers of an answer; empty if they cannot be read."""
-    arrays = reply.content.array_records.get(wire.ARRAYS, ArrayRecord())
     try:
-        return bytes(protocol.masked(arrays[BODY].data, key)) if BODY in arrays else b""
+        return bytes(protocol.body_of(reply.content.config_records, key))
     except RunError:
         return b""

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import sha256
-from fedlgm.secagg.cohort import Advert, Cohort, Survivors, Terms
+from fedlgm.secagg.cohort import Advert, Cohort, Sent, Survivors, Terms
 from fedlgm.secagg.keys import SEALED_DIGITS, apply_mask, pair_mask_key, public_of, self_mask_key
 from fedlgm.secagg.shamir import SHARE_BYTES, Weights
 
@@ -37,7 +37,7 @@ class SecureSum:
         self.terms, self.lost = terms, dict[int, str]()
         self._services = services
         self._commitments: dict[int, str] = {}
-        self._answered: set[int] = set()
+        self._sent: dict[int, str] = {}  # client -> its signature that it has sent its vector
         self._total = np.zeros(terms.size, np.uint32)
 
     def advertised(self, answers: Mapping[int, Any]) -> list[dict[str, Any]]:
@@ -87,26 +87,38 @@ class SecureSum:
         self._require(self._sharing, "shared secrets")
         return {to: {by: answers[by][0][to] for by in self._sharing if by != to} for to in self._sharing}
 
-    def add(self, client: int, words: np.ndarray) -> None:
-        """Add one node's masked vector, uint32 [size]; a second one of the same node does not count."""
-        if client not in self._sharing or client in self._answered:
+    def add(self, client: int, words: np.ndarray, sent: str) -> None:
+        """Add one node's masked vector; a second one of the same node does not count.
+
+        Args:
+            client: the node.
+            words: uint32 [size].
+            sent: its signature that it has sent them.
+        """
+        if client not in self._sharing or client in self._sent:
             self.lost.setdefault(client, "it sent a vector that it was not asked for")
         elif words.dtype != np.uint32 or words.shape != self._total.shape:
             self.lost[client] = f"its vector is {words.dtype} {words.shape}, not uint32 {self._total.shape}"
+        elif not Sent(self._cohort.digest, self._sharing).valid(sent, self._services[client]):
+            self.lost[client] = "it did not sign that it has sent its vector"
         else:
             self._total += words
-            self._answered.add(client)
+            self._sent[client] = sent
 
     def answered(self) -> list[int]:
-        """The set of survivors that nodes are asked to sign; no vector counts after it.
+        """The set of survivors; no vector counts after it.
 
         Raises:
             VoidRound: fewer than the threshold.
         """
-        survivors = tuple(sorted(self._answered))
+        survivors = tuple(sorted(self._sent))
         self._require(survivors, "sent a vector")
         self.survivors = Survivors(self._cohort.digest, self._sharing, survivors)
         return list(survivors)
+
+    def sent(self) -> dict[int, str]:
+        """Signatures that everyone has sent a vector, for which nodes unmask at once; empty if somebody dropped out."""
+        return {} if self.survivors.dropped else dict(self._sent)
 
     def signed(self, answers: Mapping[int, str]) -> dict[int, str]:
         """Signatures of the survivors, for those who signed.

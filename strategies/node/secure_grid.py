@@ -1,9 +1,10 @@
 """Real nodes behind a Flower Grid whose server sees only the sum of a round: each round is one secure sum.
 
-A round takes five messages to each node, or three where the round before has prepared it: keys and shares for the next
-round are then exchanged in the messages in which nodes agree and unmask. What is prepared serves the same nodes and the
-same plan only; after a node was lost, or after another plan, the next round starts from its first step. So it does if a
-node has lost its part since, which is found out by asking for the shares once more.
+A round takes four messages to each node, or two where the round before has prepared it: keys and shares for the next
+round are then exchanged in the messages in which nodes mask and unmask. If a node drops out, those that are left agree
+in a further message. What is prepared serves the same nodes and the same plan only; after a node was lost, or after
+another plan, the next round starts from its first step. So it does if a node has lost its part since, which is found
+out by asking for the shares once more.
 
 To a strategy the nodes are one worker that returns the sum of a block, as a simulation's worker does: the integers are
 the same, so that a round without drops gives the same model bit by bit.
@@ -188,13 +189,14 @@ class _Attempt:
         self._ask(protocol.sha256(self._model))
         given: dict[int, Any] = {client: {"sealed": _texts(sealed)} for client, sealed in self._delivered.items()}
         try:
-            for one in self._trip("mask", given):
-                server.add(one.client, protocol.vector(one.body, WORDS).astype(np.uint32))
+            following = self._following()
+            for one in self._trip("mask", given, following):
+                assert one.answer is not None
+                words = protocol.vector(one.body, WORDS).astype(np.uint32)
+                server.add(one.client, words, str(one.answer.get("sent")))
             answered = server.answered()
-            following = self._following(answered)
-            agreed = self._said("agree", {client: {"answered": answered} for client in answered}, following)
-            signed = server.signed({client: str(said.get("signature")) for client, said in agreed})
-            further = following if following and following.complete() else None
+            signed = server.sent() or self._agreed(answered)
+            further = following if following and answered == self._clients and following.complete() else None
             given = {client: {"signatures": _texts(signed)} for client in signed}
             revealed = self._said("unmask", given, further, {"adverts": further._adverts} if further else None)
             total = server.total({client: _numbered(said.get("shares")) for client, said in revealed})
@@ -211,6 +213,11 @@ class _Attempt:
         self.answered = answered
         return total
 
+    def _agreed(self, answered: list[int]) -> dict[int, str]:
+        """Signatures of the set of survivors."""
+        said = self._said("agree", {client: {"answered": answered} for client in answered})
+        return self.server.signed({client: str(one.get("signature")) for client, one in said})
+
     def _share(self, clients: Iterable[int]) -> None:
         """Ask these clients to share their secrets."""
         self._shared(self._said("share", {client: {"adverts": self._adverts} for client in clients}))
@@ -219,13 +226,13 @@ class _Attempt:
         self._delivered = self.server.shared({client: _shares(said) for client, said in answers})
         self._shared_at = time.monotonic()
 
-    def _following(self, answered: list[int]) -> _Attempt | None:
+    def _following(self) -> _Attempt | None:
         """The next round's attempt, to be prepared; None after the last round, without a node, and unsigned."""
-        if self.round >= self._rounds or answered != self._clients:
+        if self.round >= self._rounds or list(self._delivered) != self._clients:
             return None
         # The shortest: headers differ by the position of a node's ledger, which a hostile node may state at length.
         header = min(len(json.dumps(one)) for one in self._headers.values())
-        if header + _NODE_BYTES * len(answered) + _OTHER_BYTES > protocol.HEADER_BYTES:
+        if header + _NODE_BYTES * len(self._clients) + _OTHER_BYTES > protocol.HEADER_BYTES:
             return None  # found out later, it would void this round
         with suppress(RunError):  # a signer may refuse this plan for the next round: that does not make this one void
             return _Attempt(self._grid, self.round + 1, self._plan, self._clients)
@@ -240,13 +247,9 @@ class _Attempt:
     def _said(
         self, step: str, given: Mapping[int, Any], further: _Attempt | None = None, early: Any = None
     ) -> Iterator[tuple[int, Any]]:
-        """Answers to a step; with it, every node is asked the further attempt's step, given `early`."""
-        if further:
-            further._early = {}
-        for one in self._trip(step, given, further, early or {}):
+        """Answers to a step without numbers; arguments as for `_trip`."""
+        for one in self._trip(step, given, further, early):
             assert one.answer is not None
-            if further:
-                further._take(AHEAD[step], one.client, one.answer.get("ahead"))
             yield one.client, one.answer["said"]
 
     def _take(self, step: str, client: int, header: Any) -> None:
@@ -269,6 +272,8 @@ class _Attempt:
     ) -> list[Asked]:
         """Ask these clients one step, and wait; those that answered.
 
+        With it every node is asked a step of the `further` attempt, given `early`, whose answers that attempt keeps.
+
         Raises:
             RunError: fewer than the threshold.
         """
@@ -279,7 +284,7 @@ class _Attempt:
             if not body:
                 header["model"] = question.model
             if further:
-                header["ahead"] = further._ahead(client, early)
+                header["ahead"] = further._ahead(client, early or {})
             check = grid.answers.problem if body else partial(grid.answers.said, step)
             asked.append(Asked(self._message, question, header, body, partial(check, question), step))
         threshold = self.server.terms.threshold
@@ -288,7 +293,12 @@ class _Attempt:
         finally:
             self.lost |= {one.client: one.lost for one in asked if one.lost}
             self._count(one.accused for one in asked)
-        return [one for one in asked if one.answer is not None]
+        answered = [one for one in asked if one.answer is not None]
+        if further:
+            further._early = {}
+            for one in answered:
+                further._take(AHEAD[step], one.client, (one.answer or {}).get("ahead"))
+        return answered
 
     def _count(self, accused: Iterable[int | None]) -> None:
         """Find the nodes that more nodes accuse than may collude."""

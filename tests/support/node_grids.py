@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
+from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 from clients.node.folder import NodeFolder
@@ -161,5 +161,5 @@ class NodeFederation:
 def altered(content: RecordDict, **header: Any) -> RecordDict:
     said = json.loads(content.config_records[wire.CONFIG][HEADER]) | header
     content = copy.deepcopy(content)
-    content[wire.CONFIG] = ConfigRecord({HEADER: json.dumps(said)})
+    content.config_records[wire.CONFIG][HEADER] = json.dumps(said)
     return content

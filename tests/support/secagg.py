@@ -125,9 +125,11 @@ def aggregate(
     deliveries = server.shared(shares)
     for client in asked("mask", deliveries):
         member = members[client]
-        server.add(client, member.participant.mask(attempt, deliveries[client], member.charge, member.make))
+        words = member.participant.mask(attempt, deliveries[client], member.charge, member.make)
+        server.add(client, words, member.participant.sent(attempt))
     answered = server.answered()
-    signatures = server.signed({c: members[c].participant.agree(attempt, answered) for c in asked("agree", answered)})
+    agreeing = asked("agree", answered)
+    signatures = server.sent() or server.signed({c: members[c].participant.agree(attempt, answered) for c in agreeing})
     found = server.total({c: members[c].participant.unmask(attempt, signatures) for c in asked("unmask", signatures)})
     (cohort,) = {members[client].charges[-1] for client in answered}
     expected = np.sum([members[client].vectors[cohort] for client in answered], axis=0, dtype=np.uint32)

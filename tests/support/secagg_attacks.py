@@ -15,7 +15,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clients.node.policy import Refusal
-from fedlgm.secagg.cohort import Advert, Survivors, Terms, key_pairs
+from fedlgm.secagg.cohort import Advert, Sent, Survivors, Terms, key_pairs
 from tests.support.secagg import Federation, federation, terms
 
 SEED, MASKING = 0, 1
@@ -27,7 +27,7 @@ class Gains:
 
     Attributes:
         shares: (attempt, peer, kind of secret) -> honest nodes that gave their share of it.
-        signed: (attempt, cohort) -> set of survivors -> honest signers.
+        signed: (attempt, cohort) -> set of survivors -> honest nodes that have signed or unmasked it.
         sent: (attempt, cohort) -> honest nodes whose vector was sent.
         uncharged: vectors that left without a charge.
         deviations: calls that were not those of an honest server.
@@ -61,7 +61,7 @@ class MaliciousServer:
         self.terms: dict[str, Terms] = {}
         self.adverts: list[dict[str, Any]] = []  # all that were ever seen
         self.sealed: list[tuple[int, int, str]] = []
-        self.signatures: list[tuple[int, str]] = []
+        self.signatures: list[tuple[int, str]] = []  # of sets of survivors, and that a vector was sent
 
     def chance(self, probability: float) -> bool:
         return bool(self.rng.random() < probability)
@@ -111,10 +111,15 @@ class MaliciousServer:
         for client in range(self.count):
             for _ in range(2 if self.chance(zeal) else 1):
                 self.mask(client, agreed, sealed, zeal)
-        self.agree(agreed, zeal)
+        directly, sets = self.chance(0.5), self.sets(agreed, zeal)
+        for client in self.honest:
+            if self.chance(zeal if directly else 1 - zeal):
+                self.agree(client, agreed, sets, zeal)
         for client in self.honest:
             for _ in range(2 if self.chance(zeal) else 1):
                 self.unmask(client, agreed, zeal)
+                if self.chance(zeal):
+                    self.agree(client, agreed, sets, 1.0)
 
     def participant(self, client: int) -> Any:
         return self.nodes.members[client].participant
@@ -171,12 +176,13 @@ class MaliciousServer:
             cohort = self.session(client, agreed).cohort
             self.gains.sent[agreed.digest, cohort].add(client)
             self.gains.uncharged += cohort not in member.charges
+            self.signatures.append((client, member.participant.sent(agreed.digest)))
 
     def session(self, client: int, agreed: Terms) -> Any:
         return self.participant(client)._store.session(agreed.digest)
 
-    def agree(self, agreed: Terms, zeal: float) -> None:
-        """Two sets of survivors, dealt to overlapping halves, or each to everyone."""
+    def sets(self, agreed: Terms, zeal: float) -> list[list[int]]:
+        """Sets of survivors, which are dealt to overlapping halves, or each to everyone."""
         everyone = sorted(c for c in range(self.count) if (s := self.session(c, agreed)) is not None and s.sharing)
         sets = [everyone]
         for _ in range(2):
@@ -184,31 +190,35 @@ class MaliciousServer:
             sets.append(sorted(self.some(range(self.count), size)))
         if self.chance(zeal):
             sets[0] = sets[1]
-        for client in self.honest:
-            plan = [0] if not self.chance(zeal) else self.some(range(3), 3)
-            for which in plan:
-                signature = self.call(which != 0, lambda client=client, which=which: self.participant(client).agree(
-                    agreed.digest, sets[which]))  # fmt: skip
-                if signature is None:
-                    continue
-                session = self.session(client, agreed)
-                survivors = Survivors(session.cohort, tuple(session.sharing), tuple(sets[which]))
-                self.gains.signed[agreed.digest, session.cohort][survivors].add(client)
-                self.signatures.append((client, signature))
+        return sets
+
+    def agree(self, client: int, agreed: Terms, sets: list[list[int]], zeal: float) -> None:
+        plan = [0] if not self.chance(zeal) else self.some(range(3), 3)
+        for which in plan:
+            answered = sets[which]
+            signature = self.call(
+                which != 0, lambda answered=answered: self.participant(client).agree(agreed.digest, answered)
+            )
+            if signature is None:
+                continue
+            session = self.session(client, agreed)
+            survivors = Survivors(session.cohort, tuple(session.sharing), tuple(answered))
+            self.gains.signed[agreed.digest, session.cohort][survivors].add(client)
+            self.signatures.append((client, signature))
 
     def unmask(self, client: int, agreed: Terms, zeal: float) -> None:
         session = self.session(client, agreed)
         if session is None or not session.cohort:
             return
         found = self.participant(client)._store.signed(session.cohort)
-        signatures = {}
-        if found is not None:
-            survivors = found[0]
-            for signer, signature in self.signatures:
-                if survivors.valid(signature, self.nodes.services[signer]):
-                    signatures[signer] = signature
-            for colluder in range(len(self.honest), self.count):
-                signatures[colluder] = survivors.signed(self.nodes.signers[colluder])
+        wanted = Sent(session.cohort, tuple(session.sharing)) if found is None else found[0]
+        signatures = {
+            signer: signature
+            for signer, signature in self.signatures
+            if wanted.valid(signature, self.nodes.services[signer])
+        }
+        for colluder in range(len(self.honest), self.count):
+            signatures[colluder] = wanted.signed(self.nodes.signers[colluder])
         deviates = self.chance(zeal)
         if deviates:
             how = int(self.rng.integers(4))
@@ -223,9 +233,13 @@ class MaliciousServer:
                 signatures = dict.fromkeys(range(self.count), same)
         held = dict(session.held)
         revealed = self.call(deviates, lambda: self.participant(client).unmask(agreed.digest, signatures))
-        for peer, share in (revealed or {}).items():
-            if held:
-                self.gains.shares[agreed.digest, peer, held[str(peer)].index(share)].add(client)
+        if not revealed or not held:
+            return
+        seeds = tuple(sorted(peer for peer, share in revealed.items() if held[str(peer)][SEED] == share))
+        survivors = Survivors(session.cohort, tuple(session.sharing), seeds)
+        self.gains.signed[agreed.digest, session.cohort][survivors].add(client)
+        for peer, share in revealed.items():
+            self.gains.shares[agreed.digest, peer, held[str(peer)].index(share)].add(client)
 
     # -- what it has ---------------------------------------------------------------------------------------------------
 

@@ -168,8 +168,11 @@ class SecureFederation:
         answer, numbers = self.served.exchange(str(self.folders[client].socket), header, body)
         return answer | ({"words": protocol.vector(bytes(numbers), WORDS)} if numbers else {})
 
-    def steps(self, signer: Any = None, **values: Any) -> Any:
-        """The calls of one round as (step, client, call), a generator that is sent the answers; it returns the sum."""
+    def steps(self, signer: Any = None, directly: bool = False, **values: Any) -> Any:
+        """The calls of one round as (step, client, call), a generator that is sent the answers; it returns the sum.
+
+        Nodes are asked to agree, unless they shall unmask `directly` because all have sent their vectors.
+        """
         question = self.question(0, **values)
         server = SecureSum(terms_of(question, ReleasePlan.from_json(LAYERS, question.plan)), self.services)
         here = range(len(self.folders))
@@ -186,11 +189,12 @@ class SecureFederation:
             shared[client] = {int(to): text for to, text in said["sealed"].items()}, said["commitment"]
         for client, sealed in server.shared(shared).items():
             answer = yield call("mask", client, {"sealed": {str(by): text for by, text in sealed.items()}})
-            server.add(client, answer["words"].astype(np.uint32))
+            server.add(client, answer["words"].astype(np.uint32), answer["sent"])
         answered, signed, revealed = server.answered(), {}, {}
-        for client in answered:
+        for client in () if directly else answered:
             signed[client] = (yield call("agree", client, {"answered": answered}))["said"]["signature"]
-        signatures = {str(client): text for client, text in server.signed(signed).items()}
+        evidence = server.sent() if directly else server.signed(signed)
+        signatures = {str(client): text for client, text in evidence.items()}
         for client in answered:
             said = (yield call("unmask", client, {"signatures": signatures}))["said"]
             revealed[client] = {int(peer): share for peer, share in said["shares"].items()}

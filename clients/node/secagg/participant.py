@@ -5,9 +5,10 @@ only the signatures of the services that its own policy lists:
 
 * its keys are shared with one cohort alone, every mask belongs to that cohort, and the next attempt has other keys;
 * it is charged before a vector is made, and the vector is on disk before it leaves;
-* it signs one set of survivors for a cohort, on disk before the signature leaves;
+* it accepts one set of survivors for a cohort, on disk before its signature or a share leaves;
 * it reveals at most one share of each peer: of a survivor's seed, or of the masking key of a peer that dropped out,
-  and only once `threshold` survivors have signed the very set that it has signed itself.
+  and only once `threshold` survivors have signed the very set that it has signed itself, or once all members that
+  shared secrets have signed that they sent a vector, in which case all of them are the set.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from clients.node.policy import Distributed, Refusal
 from clients.node.secagg.store import Session, SessionStore
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import public_text, sha256
-from fedlgm.secagg.cohort import Advert, Cohort, Survivors, Terms, clients_of, key_pairs
+from fedlgm.secagg.cohort import Advert, Cohort, Sent, Survivors, Terms, clients_of, key_pairs
 from fedlgm.secagg.keys import apply_mask, new_secret, pair_mask_key, seal, self_mask_key, unseal
 from fedlgm.secagg.shamir import SHARE_BYTES, split
+
+_NOTHING_SENT = "this node has sent no vector in this attempt"
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,13 @@ class Participant:
         self._store.keep(attempt, session, words.tobytes())
         return words
 
+    def sent(self, attempt: str) -> str:
+        """Signature that this node has sent its vector, with the members whose masks are in it."""
+        session, cohort = self._shared(attempt)
+        if not session.sharing:
+            raise Refusal("cohort", _NOTHING_SENT)
+        return Sent(cohort.digest, tuple(session.sharing)).signed(self._signer)
+
     def agree(self, attempt: str, answered: Any) -> str:
         """Signature of the set of members whose vectors are summed.
 
@@ -156,10 +166,10 @@ class Participant:
         found = self._store.signed(cohort.digest)
         if found is not None:
             if found[0] != survivors:
-                raise Refusal("cohort", "this node has signed another set of survivors of this cohort")
+                raise Refusal("cohort", "this node has accepted another set of survivors of this cohort")
             return found[1]
         if not session.sharing:
-            raise Refusal("cohort", "this node has sent no vector in this attempt")
+            raise Refusal("cohort", _NOTHING_SENT)
         if not set(survivors.answered) <= set(survivors.sharing) or self._client not in survivors.answered:
             raise Refusal("cohort", "survivors must have shared secrets, and this node must be one of them")
         if len(survivors.answered) < cohort.terms.threshold:
@@ -175,25 +185,13 @@ class Participant:
 
         Args:
             attempt: digest of the terms.
-            signatures: client -> signature of the set that this node has signed.
+            signatures: client -> signature of the set that this node has signed, or that the client sent its vector.
 
         Returns:
             client -> share, hexadecimal digits.
         """
         session, cohort = self._shared(attempt)
-        found = self._store.signed(cohort.digest)
-        if found is None:
-            raise Refusal("cohort", "this node has signed no set of survivors of this cohort")
-        survivors, services = found[0], self._policy.services
-        valid = sum(
-            client in survivors.answered and survivors.valid(str(signature), services[client])
-            for client, signature in signatures.items()
-        )
-        if valid < cohort.terms.threshold:
-            raise Refusal(
-                "cohort",
-                f"{valid} survivors have signed the set that this node has signed; {cohort.terms.threshold} are needed",
-            )
+        survivors = self._accepted(session, cohort, signatures)
         if not session.revealed:
             gone = set(survivors.dropped)
             session.revealed = {
@@ -206,6 +204,34 @@ class Participant:
         return {int(client): share for client, share in session.revealed.items()}
 
     # -- parts of the steps --------------------------------------------------------------------------------------------
+
+    def _accepted(self, session: Session, cohort: Cohort, signatures: Mapping[int, str]) -> Survivors:
+        """The set of survivors for which shares may leave, recorded as the only one of its cohort."""
+        found, services, sharing = self._store.signed(cohort.digest), self._policy.services, tuple(session.sharing)
+        sent, everyone = Sent(cohort.digest, sharing), Survivors(cohort.digest, sharing, sharing)
+        all_sent = bool(sharing) and all(
+            sent.valid(str(signatures.get(client, "")), services[client]) for client in sharing
+        )
+        if found is None:
+            if not all_sent:
+                raise Refusal(
+                    "cohort",
+                    "this node has signed no set of survivors of this cohort, and not every member that shared secrets "
+                    "has signed that it sent a vector",
+                )
+            self._store.sign(everyone, everyone.signed(self._signer))
+            return everyone
+        survivors = found[0]
+        valid = sum(
+            client in survivors.answered and survivors.valid(str(signature), services[client])
+            for client, signature in signatures.items()
+        )
+        if valid < cohort.terms.threshold and not (all_sent and survivors == everyone):
+            raise Refusal(
+                "cohort",
+                f"{valid} survivors have signed the set that this node has signed; {cohort.terms.threshold} are needed",
+            )
+        return survivors
 
     def _session(self, attempt: str) -> Session:
         session = self._store.session(attempt)

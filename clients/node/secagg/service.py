@@ -113,6 +113,10 @@ class SecureSteps:
         """
         return self._participant.mask(terms.digest, _by_client(given.get("sealed")), charge, make)
 
+    def sent(self, terms: Terms) -> str:
+        """Signature that the vector was sent; see `Participant.sent`."""
+        return self._participant.sent(terms.digest)
+
     def cohort(self, terms: Terms) -> str:
         """Digest of the cohort that this node has shared its secrets with; empty if it has shared none."""
         session = self._store.session(terms.digest)

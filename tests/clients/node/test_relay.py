@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.proto.task_pb2 import Task
 
@@ -23,13 +23,17 @@ from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import BODY, HEADER, MASK
 from tests.support import nodes
-from tests.support.nodes import MODEL, ask, make_node, served
+from tests.support.nodes import ask, make_node, served
 from tests.support.patience import LIMIT_S
 
 
 def content(header: str) -> RecordDict:
-    model = ArrayRecord({BODY: Array(**wire.fields(MODEL.numpy()))})
-    return RecordDict({wire.CONFIG: ConfigRecord({HEADER: header}), wire.ARRAYS: model})
+    return message(header, 0)
+
+
+def message(header: str, key: int) -> RecordDict:
+    records = {name: ConfigRecord(values) for name, values in protocol.body_records(nodes.BODY, key).items()}
+    return RecordDict({wire.CONFIG: ConfigRecord({HEADER: header, MASK: key}), **records})
 
 
 def header() -> str:
@@ -37,23 +41,29 @@ def header() -> str:
     return json.dumps(question.header())
 
 
-def test_the_relay_passes_on_what_the_service_says(tmp_path):
+def test_the_relay_passes_on_what_the_service_says(tmp_path, monkeypatch):
     with served(make_node(tmp_path / "node")) as folder:
         reply = forward(content(header()), folder.socket)
         said, body = ask(folder)
         passed = json.loads(reply.config_records[wire.CONFIG][HEADER])
         assert passed["question"] == said["question"]
         assert passed["signature"] == said["signature"]
-        assert reply.array_records[wire.ARRAYS][BODY].data == body
-        hidden = content(header())
-        model = bytes(protocol.masked(hidden.array_records[wire.ARRAYS][BODY].data, 12345))
-        hidden[wire.ARRAYS] = ArrayRecord({BODY: Array(dtype="uint8", shape=(len(model),), stype="bytes", data=model)})
-        hidden[wire.CONFIG] = ConfigRecord({HEADER: header(), MASK: 12345})
+        assert protocol.body_of(reply.config_records, 0) == body
+        assert list(reply) == [wire.CONFIG]
+        monkeypatch.setattr(protocol, "RECORD_BYTES", 64)
+        hidden = message(header(), 12345)
+        assert len(hidden) > 2
         reply = forward(hidden, folder.socket)
-        assert protocol.masked(reply.array_records[wire.ARRAYS][BODY].data, 12345) == body
+        assert len(reply) > 1
+        assert protocol.body_of(reply.config_records, 12345) == body
+        damaged = message(header(), 0)
+        damaged.config_records[f"{BODY}.1"][BODY] = 1.0
+        with pytest.raises(RunError, match="must be bytes"):
+            forward(damaged, folder.socket)
         refused = forward(content(header().replace('"round": 1', '"round": 0')), folder.socket)
         assert json.loads(refused.config_records[wire.CONFIG][HEADER])["code"] == "malformed"
-        assert wire.ARRAYS not in refused
+        assert list(refused) == [wire.CONFIG]
+        assert BODY not in refused.config_records[wire.CONFIG]
         with pytest.raises(RunError, match="holds none"):
             forward(RecordDict(), folder.socket)
     with pytest.raises(RunError, match="cannot be reached"):

@@ -34,6 +34,19 @@ def test_the_search_finds_nodes_that_sign_two_sets(monkeypatch):
     assert any("two signatures" in one for one in attacked(60, seed=1)[1])
 
 
+def test_the_search_finds_nodes_that_unmask_directly_and_forget_it(monkeypatch):
+    def forgetful(self, attempt, signatures):
+        forgets = self._store.signed(self._session(attempt).cohort) is None
+        answer = honest(self, attempt, signatures)
+        if forgets:
+            self._store._db.execute("DELETE FROM signed WHERE cohort = ?", (self._session(attempt).cohort,))
+        return answer
+
+    honest = participant.Participant.unmask
+    monkeypatch.setattr(participant.Participant, "unmask", forgetful)
+    assert any("two signatures" in one for one in attacked(300, seed=1)[1])
+
+
 def test_the_search_finds_nodes_that_unmask_for_anybody(monkeypatch):
 
     def careless(self, attempt, signatures):
@@ -42,4 +55,4 @@ def test_the_search_finds_nodes_that_unmask_for_anybody(monkeypatch):
 
     monkeypatch.setattr(participant.Participant, "unmask", careless)
     monkeypatch.setattr(Terms, "problem", lambda self, nodes: "")
-    assert any("a sum of too few" in one for one in attacked(60, seed=1)[1])
+    assert any("a sum of too few" in one for one in attacked(300, seed=1)[1])

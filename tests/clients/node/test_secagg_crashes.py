@@ -78,7 +78,7 @@ def nodes(tmp_path):
         node.stop()
 
 
-def steps(nodes, server):
+def steps(nodes, server, directly=False):
     """The round's calls, as (step, node, call that gives the answer); a generator that is sent the answers."""
     attempt, here = AGREED.digest, range(3)
     adverts = {}
@@ -95,11 +95,11 @@ def steps(nodes, server):
             nodes[c],
             lambda c=c: nodes[c].participant.mask(attempt, given[c], nodes[c].charge, nodes[c].make),
         )
-        server.add(c, masked)
+        server.add(c, masked, nodes[c].participant.sent(attempt))
     answered, signatures, revealed = server.answered(), {}, {}
-    for c in here:
+    for c in () if directly else here:
         signatures[c] = yield "agree", nodes[c], lambda c=c: nodes[c].participant.agree(attempt, answered)
-    signed = server.signed(signatures)
+    signed = server.sent() if directly else server.signed(signatures)
     for c in here:
         revealed[c] = yield "unmask", nodes[c], lambda c=c: nodes[c].participant.unmask(attempt, signed)
     yield "total", None, lambda: server.total(revealed)
@@ -109,10 +109,11 @@ def same(one, other) -> bool:
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else one == other
 
 
-def test_every_step_is_the_same_after_a_restart(nodes):
+@pytest.mark.parametrize("directly", [False, True])
+def test_every_step_is_the_same_after_a_restart(nodes, directly):
     """The node ends after each answer; the same question after it gives the same answer, and the sum is exact."""
     server = SecureSum(AGREED, nodes[0].participant._policy.services)
-    run = steps(nodes, server)
+    run = steps(nodes, server, directly)
     step, node, call = next(run)
     while step != "total":
         answer = call()
@@ -142,11 +143,12 @@ def once_dying(original, name, crashes, when):
     return write
 
 
+@pytest.mark.parametrize("directly", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_crash_at_every_write(nodes, monkeypatch, when):
+def test_a_crash_at_every_write(nodes, monkeypatch, when, directly):
     """The node dies before or after each write; started again it goes on, charged once, and the sum is exact."""
     victim, server = nodes[1], SecureSum(AGREED, nodes[0].participant._policy.services)
-    run, crashes = steps(nodes, server), set()
+    run, crashes = steps(nodes, server, directly), set()
     step, node, call = next(run)
     while step != "total":
         answer = None
@@ -160,8 +162,8 @@ def test_a_crash_at_every_write(nodes, monkeypatch, when):
                 victim.restart()  # what was patched is gone with the old objects
         step, node, call = run.send(answer)
     assert crashes == {
-        ("advertise", "open"), ("share", "keep"), ("mask", "charge"), ("mask", "keep"), ("agree", "sign"),
-        ("unmask", "keep"),
+        ("advertise", "open"), ("share", "keep"), ("mask", "charge"), ("mask", "keep"),
+        ("unmask" if directly else "agree", "sign"), ("unmask", "keep"),
     }  # fmt: skip
     (cohort,) = {row.request for node in nodes for row in node.ledger.rows()}
     expected = np.sum([node.make(cohort) for node in nodes], axis=0, dtype=np.uint32)
@@ -169,13 +171,15 @@ def test_a_crash_at_every_write(nodes, monkeypatch, when):
     assert [len(node.ledger.rows()) for node in nodes] == [1] * 3
 
 
-@pytest.mark.parametrize("write", ["charge", "keep", "sign"])
-def test_kill_9(nodes, write):
+@pytest.mark.parametrize(
+    ("write", "last", "directly"),
+    [("charge", "mask", False), ("keep", "mask", False), ("sign", "agree", False), ("sign", "unmask", True)],
+)
+def test_kill_9(nodes, write, last, directly):
     """A process that is killed right after a write has left it on disk, and the next one keeps to it."""
     victim, server = nodes[0], SecureSum(AGREED, nodes[0].participant._policy.services)
-    run = steps(nodes, server)
+    run = steps(nodes, server, directly)
     step, node, call = next(run)
-    last = {"charge": "mask", "keep": "mask", "sign": "agree"}[write]
     while (step, node) != (last, victim):
         step, node, call = run.send(call())
     victim.stop()

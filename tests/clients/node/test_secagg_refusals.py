@@ -9,10 +9,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clients.node.policy import Refusal
 from clients.node.secagg import Distributed, Participant
-from fedlgm.secagg.cohort import Advert, Survivors, key_pairs
+from fedlgm.secagg.cohort import Advert, Sent, Survivors, key_pairs
 from tests.support.secagg import MemoryStore, federation, terms
 
 AGREED = terms(4, 1)
+KEY = "ab" * 32
 
 
 @pytest.fixture
@@ -47,6 +48,8 @@ def test_a_node_needs_its_own_key_among_its_peers():
     [
         ({"min_cohort": 3, "max_colluders": 2}, "must exceed max_colluders"),
         ({"min_cohort": 3, "max_colluders": 0, "peers": ["ab", "cd"]}, "the key of client 0"),
+        ({"min_cohort": 3, "max_colluders": 1, "peers": [KEY, "", KEY]}, "clients 0 and 2 have the same key"),
+        ({"min_cohort": 3, "max_colluders": 1, "peers": [KEY, KEY.upper()]}, "the key of client 1"),
     ],
 )
 def test_policies_that_protect_nobody(values, why):
@@ -142,7 +145,7 @@ def test_one_set_of_survivors_is_signed(nodes):
             node.agree(AGREED.digest, answered)
     signature = node.agree(AGREED.digest, [0, 1, 2, 3])
     assert node.agree(AGREED.digest, [0, 1, 2, 3]) == signature
-    with pytest.raises(Refusal, match="signed another set of survivors"):
+    with pytest.raises(Refusal, match="accepted another set of survivors"):
         node.agree(AGREED.digest, [0, 1, 2, 3, 4])
 
 
@@ -165,6 +168,39 @@ def test_shares_are_given_for_the_set_that_enough_have_signed(nodes):
     revealed = members[0].participant.unmask(AGREED.digest, signatures)
     assert members[0].participant.unmask(AGREED.digest, signatures) == revealed
     assert sorted(revealed) == [0, 1, 2, 3, 4]
+
+
+def test_a_node_unmasks_at_once_if_all_have_sent_their_vectors_and_then_accepts_no_other_set(nodes):
+    mask(nodes)
+    members, everyone = [member.participant for member in nodes.members], [0, 1, 2, 3, 4]
+    sent = {client: members[client].sent(AGREED.digest) for client in everyone}
+    cohort = nodes.members[0].charges[0]
+    for given in (
+        {c: sent[c] for c in everyone[1:]}, {c: sent[c] for c in everyone[:4]}, dict.fromkeys(everyone, sent[0]),
+        sent | {4: sent[4][:-2]}, sent | {4: Sent(cohort, (0, 1, 2, 4)).signed(nodes.signers[4])},
+        sent | {4: Sent("0" * 64, (0, 1, 2, 3, 4)).signed(nodes.signers[4])},
+        sent | {4: Survivors(cohort, (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)).signed(nodes.signers[4])},
+    ):  # fmt: skip
+        with pytest.raises(Refusal, match=r"signed no set .* and not every member that shared secrets has signed"):
+            members[0].unmask(AGREED.digest, given)
+    revealed = members[0].unmask(AGREED.digest, sent)
+    assert members[0].unmask(AGREED.digest, sent) == revealed
+    with pytest.raises(Refusal, match="accepted another set of survivors"):
+        members[0].agree(AGREED.digest, [0, 1, 2, 3])
+    signed = {client: members[client].agree(AGREED.digest, [1, 2, 3, 4]) for client in everyone[1:]}
+    for given in (sent, sent | {c: signed[c] for c in (1, 2, 3)}):
+        with pytest.raises(Refusal, match="have signed the set that this node has signed; 4 are needed"):
+            members[1].unmask(AGREED.digest, given)
+    with pytest.raises(Refusal, match="have signed the set that this node has signed; 4 are needed"):
+        members[0].unmask(AGREED.digest, signed)
+
+
+def test_nothing_is_signed_as_sent_before_it_is(nodes):
+    share(nodes)
+    for step in (lambda: nodes.members[0].participant.sent(AGREED.digest),
+                 lambda: nodes.members[0].participant.agree(AGREED.digest, [0, 1, 2, 3, 4])):  # fmt: skip
+        with pytest.raises(Refusal, match="has sent no vector"):
+            step()
 
 
 def test_secrets_are_forgotten_once_they_are_needed_no_more(nodes):

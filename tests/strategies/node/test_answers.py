@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from clients.node.release import Releaser
 from fedlgm import wire
@@ -20,12 +20,15 @@ from tests.support.node_grids import altered, pem
 from tests.support.nodes import NodeProcess, make_node, rows
 
 
+def config(values: dict[str, Any]) -> RecordDict:
+    return RecordDict({wire.CONFIG: ConfigRecord(values)})
+
+
 def other_numbers(content: RecordDict) -> RecordDict:
-    data = bytearray(content.array_records[wire.ARRAYS][BODY].data)
-    data[-1] ^= 1
     content = copy.deepcopy(content)
-    array = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=bytes(data))
-    content[wire.ARRAYS] = ArrayRecord({BODY: array})
+    data = bytearray(content.config_records[wire.CONFIG][BODY])
+    data[-1] ^= 1
+    content.config_records[wire.CONFIG][BODY] = bytes(data)
     return content
 
 
@@ -35,12 +38,12 @@ TAMPERED: dict[str, tuple[Callable[[RecordDict], Any], str]] = {
     "numbers": (other_numbers, "was not signed"),
     "number of the release": (lambda c: altered(c, seq=99), "was not signed"),
     "signature": (lambda c: altered(c, signature="00"), "was not signed"),
-    "no numbers": (lambda c: RecordDict({wire.CONFIG: c[wire.CONFIG]}), "is incomplete"),
+    "no numbers": (lambda c: config({HEADER: c[wire.CONFIG][HEADER]}), "is incomplete"),
     "no position": (lambda c: altered(c, position=None), "is incomplete"),
     "position": (lambda c: altered(c, position=FORGED), "was not signed"),
-    "no header": (lambda c: RecordDict({wire.ARRAYS: c[wire.ARRAYS]}), "not one of a release service"),
-    "not JSON": (lambda c: RecordDict({wire.CONFIG: ConfigRecord({HEADER: "{"})}), "not one of a release service"),
-    "a refusal": (lambda c: RecordDict({wire.CONFIG: ConfigRecord({HEADER: REFUSAL})}), "refused"),
+    "no header": (lambda c: config({BODY: c[wire.CONFIG][BODY]}), "not one of a release service"),
+    "not JSON": (lambda c: config({HEADER: "{"}), "not one of a release service"),
+    "a refusal": (lambda c: config({HEADER: REFUSAL}), "refused"),
 }  # fmt: skip
 
 
