@@ -3,7 +3,7 @@
 >>> from clients import ClientData
 >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling, mechanisms
 >>> from fedlgm.training import SequentialTrainer
->>> model, settings = nn.Linear(1, 2), LocalTraining()
+>>> model, settings = torch.nn.Linear(1, 2), LocalTraining()
 >>> layers = LayerTable.from_module(model)
 >>> def source(client):
 ...     return ClientData(torch.ones(client, 1), torch.zeros(client, dtype=torch.int64))

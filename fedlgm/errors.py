@@ -96,7 +96,7 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
     Example:
         >>> check_known("accountant", "pld", ["pld", "rdp"])
     """
-    names = getattr(known, "__args__", known)  # a Literal's; every plan asks
+    names = getattr(known, "__args__", None) or tuple(known)  # a Literal's; every plan asks
     if value not in names:
         raise ConfigError(f"{_of(owner)}unknown {what} {value!r}; known: {', '.join(names)}")
 

@@ -60,12 +60,12 @@ def _model(scale: Scale) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=scale.words, n_embd=scale.width, n_layer=scale.layers, n_head=max(1, scale.width // 64),
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, attn_implementation="eager",
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "vocab_size": scale.words, "n_embd": scale.width, "n_layer": scale.layers, "n_head": max(1, scale.width // 64),
+        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False, "attn_implementation": "eager",
+    }  # fmt: skip
     adapters = LoraConfig(r=8, target_modules=["c_attn"], fan_in_fan_out=True)
-    base: Any = GPT2LMHeadModel(config)
+    base: Any = GPT2LMHeadModel(GPT2Config(**options))
     adapted: nn.Module = get_peft_model(base, adapters)
     return adapted
 

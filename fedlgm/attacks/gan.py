@@ -27,6 +27,10 @@ from fedlgm.layers import LayerTable
 class GanSettings:
     """How the attacker trains.
 
+    Example:
+        >>> GanSettings(steps=5).batch
+        64
+
     Attributes:
         steps: generator steps for each observed model.
         batch: images of one step.

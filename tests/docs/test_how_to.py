@@ -66,7 +66,9 @@ def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pyte
     assert result is not None
     assert result["readers_epsilon"] < result["epsilon"] <= 8
     block, policy = [block for kind, block in BLOCK.findall(text) if kind == "toml"]
-    rules = Distributed(**tomllib.loads(policy.replace("...", "ab" * 32))["distributed"])
+    for key in ("ab", "cd"):
+        policy = policy.replace("...", key * 32, 1)
+    rules = Distributed(**tomllib.loads(policy)["distributed"])
     assert (rules.min_cohort, rules.max_colluders) == (6, 1)
     changes = {
         f"{section}.{key}": value for section, rows in tomllib.loads(block).items() for key, value in rows.items()

@@ -186,7 +186,7 @@ class Fails(Equal):
         (HalfTheNoise, "override costs"),
         (OtherFacts, "facts are not the run's"),
         (OtherUnit, "speaks of one user, but one client is protected"),
-        (OtherNoise, "the kind of noise is fixed before the run"),
+        (OtherNoise, "fix the kind of noise before the run"),
         (NoCosts, "one figure per round"),
         (NoPlan, "must return a ReleasePlan"),
     ],

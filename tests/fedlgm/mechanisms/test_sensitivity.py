@@ -33,7 +33,6 @@ CASES += [("snr-consistent", {"clip": "med", "norms": norms}) for norms in ("pub
 CASES += [
     ("ladp", {"score": "kl"}),
     ("ladp", {"threshold": 0.5}),
-    ("sensitive", {"least": 0.01}),
 ]
 IDS = [" ".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
 
