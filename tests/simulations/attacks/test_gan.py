@@ -32,6 +32,5 @@ def test_the_isolated_class_is_reconstructed_and_noise_hides_it():
     assert noised.distance > 2 * bare.distance
     assert noised.distance > 0.75 * noised.nearest_class
     assert noised.agreement < 0.5
-    # In between: the less noise, the closer.
-    assert bare.distance <= little.distance * 1.25
-    assert little.distance < noised.distance
+    # Noise that is next to none hides little; two trainings of the generator differ by more than it moves the models.
+    assert little.distance < noised.distance / 2
