@@ -228,8 +228,7 @@ def get(trust: str, shares: Shares | None = None) -> NoisedBy:
         >>> get("local").relation
         'replace-one'
     """
-    if trust not in NOISED_BY:
-        check_known("trust", trust, NOISED_BY)
+    check_known("trust", trust, NOISED_BY)
     return NOISED_BY[trust].of(shares)
 
 

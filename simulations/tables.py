@@ -14,7 +14,7 @@ Cells = Sequence[str | Text]
 
 
 class _WholeWords(Table):
-    """A table that folds no word: without room it has no lines, then it continues below with its first columns."""
+    """A table that folds no word. Where it does not fit, it drops its lines, and further columns continue below."""
 
     keys = 1  # columns that name a row, which every part repeats
 

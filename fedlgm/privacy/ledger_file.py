@@ -49,7 +49,7 @@ def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
     """Open a ledger, read-only or for charges."""
     if not reading:
         return sqlite3.connect(path, isolation_level=None, timeout=30)
-    # A ledger that nobody writes is read as it lies: opened otherwise, SQLite would leave files beside it, or fail in a
+    # A ledger that nobody writes is opened as immutable: otherwise SQLite would leave files beside it, or fail in a
     # folder that may not be written.
     closed = not path.with_name(path.name + "-wal").exists()
     address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if closed else ''}"
@@ -60,7 +60,7 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> tuple[str,
     """Check an opened ledger and bring it up to date for charges.
 
     Returns:
-        The SQL of a row's protection and of its guarantee; a file of an earlier version is read as it lies.
+        The SQL of a row's protection and of its guarantee; a file of an earlier version is read without changes.
 
     Raises:
         LedgerError: not a ledger, damaged, or owned by another run.

@@ -189,7 +189,7 @@ class Cohort:
 
 
 class _Statement(ABC):
-    """What a member of a cohort signs."""
+    """A statement that a member of a cohort signs."""
 
     def signed(self, signer: Ed25519PrivateKey) -> str:
         """Signature of a member's service."""

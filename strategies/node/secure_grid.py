@@ -2,9 +2,9 @@
 
 A round takes four messages to each node, or two where the round before has prepared it: keys and shares for the next
 round are then exchanged in the messages in which nodes mask and unmask. If a node drops out, those that are left agree
-in a further message. What is prepared serves the same nodes and the same plan only; after a node was lost, or after
-another plan, the next round starts from its first step. So it does if a node has lost its part since, which is found
-out by asking for the shares once more.
+in a further message. Prepared keys and shares serve the same nodes and the same plan only: after a node was lost, or
+after another plan, the next round starts from its first step. It also does so if a node has lost its part since, which
+is found out by asking for the shares once more.
 
 To a strategy the nodes are one worker that returns the sum of a block, as a simulation's worker does: the integers are
 the same, so that a round without drops gives the same model bit by bit.
