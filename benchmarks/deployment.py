@@ -194,16 +194,11 @@ def charge_times(count: int = 500) -> dict[str, float]:
 def measure(nodes: int, rounds: int, repeats: int, overrides: list[str], minutes: float) -> dict[str, Any]:
     """Both in turn on separate deployments, one running at a time; no repeat starts that would not end in time."""
     started, longest = time.monotonic(), 0.0
-    recipe = recipes.load(
-        "nodes",
-        [
-            f"federation.rounds={rounds}",
-            f"privacy.max_participations={rounds}",
-            "federation.quorum=1.0",
-            f"run.evaluate_every={rounds}",
-            *overrides,
-        ],
-    )
+    usual = [
+        f"federation.rounds={rounds}", f"privacy.max_participations={rounds}", "federation.quorum=1.0",
+        f"run.evaluate_every={rounds}", *overrides,
+    ]  # fmt: skip
+    recipe = recipes.load("nodes", usual)
     federation = recipe.federation.model_copy(update={"clients": nodes})
     parameters = Assembly(recipe.model_copy(update={"federation": federation})).layers.size
     found: dict[str, list[dict[str, Any]]] = {"flower": [], "fedlgm": []}
@@ -224,7 +219,8 @@ def measure(nodes: int, rounds: int, repeats: int, overrides: list[str], minutes
                     if name == "flower":
                         found[name].append(plain(folder, nodes, rounds, parameters))
                     else:
-                        found[name].append(ours(folder, nodes, recipe))
+                        again = recipes.load("nodes", [*usual, f"model.seed={done}"])  # see `trusts`
+                        found[name].append(ours(folder, nodes, again))
                     print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
                 finally:
                     processes.down(folder)
@@ -259,19 +255,21 @@ def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[
         f"federation.clients={nodes}", f"federation.rounds={rounds}", f"privacy.max_participations={rounds}",
         f"run.evaluate_every={rounds}", "run.seed=none", "model.hidden=[126,130]", *overrides,
     ]  # fmt: skip
-    recipe = {
-        "local": recipes.load("distributed-digits", [*usual, "privacy.trust=local", "distributed=none"]),
-        "distributed": recipes.load("distributed-digits", [*usual, *shares]),
-    }
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in recipe}
+    own = {"local": ["privacy.trust=local", "distributed=none"], "distributed": shares}
+
+    def recipe(name: str, repeat: int) -> recipes.Recipe:
+        """Another initial model for each repeat: nodes do not train again for a question that they have answered."""
+        return recipes.load("distributed-digits", [*usual, *own[name], f"model.seed={repeat}"])
+
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in own}
     with tempfile.TemporaryDirectory(prefix="fedlgm-bench-") as place:
         policy = {"epsilon": 1e6, "trust": ["local", "distributed"]}
-        folder = create(Path(place) / "lab", nodes, example=recipe["local"], policy=policy)
+        folder = create(Path(place) / "lab", nodes, example=recipe("local", 0), policy=policy)
         try:
             processes.up(folder, lambda line: None)
-            for _ in range(repeats):
-                for name, asked in recipe.items():
-                    found[name].append(ours(folder, nodes, asked))
+            for repeat in range(repeats):
+                for name in own:
+                    found[name].append(ours(folder, nodes, recipe(name, repeat)))
                     print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
         finally:
             processes.down(folder)
@@ -280,7 +278,7 @@ def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[
         for a, b in zip(found["distributed"], found["local"], strict=True)
     ]
     return {
-        "nodes": nodes, "parameters": Assembly(recipe["local"]).layers.size, "rounds": rounds, "repeats": repeats,
+        "nodes": nodes, "parameters": Assembly(recipe("local", 0)).layers.size, "rounds": rounds, "repeats": repeats,
         **found, "round_time_ratios": ratios, "round_time_ratio": statistics.median(ratios),
         "load_average": psutil.getloadavg(),
     }  # fmt: skip

@@ -321,7 +321,11 @@ class Service:
             if protocol.sha256(body) == digest:
                 return body
         # Made again it could differ in a last bit, with the same noise.
-        raise Refusal("gone", f"release {row.seq} was answered before, and its answer is no longer kept")
+        raise Refusal(
+            "gone",
+            f"release {row.seq} was answered before, and its answer is no longer kept; a run from another initial "
+            "model (model.seed) is another release",
+        )
 
     def _keep(self, row: Row, body: bytes) -> str:
         """Keep an answer on disk, which may be sent only when the ledger allows it; returns its digest."""
