@@ -37,7 +37,7 @@ DRAWN = {"002-figure-5": "002-figure-5.png"}
 ELSEWHERE = {
     "000-table-1": "[allocations](allocations.md#table-1-of-the-paper): 6 rules reproduced",
     "000-table-2-fashion-mnist": "[central allocations](central-allocations.md), with searched rates",
-    "000-table-3-fashion-mnist": "[FashionMNIST](fashion-mnist.md), with searched rates",
+    "000-table-3-fashion-mnist": "[FashionMNIST](fashion-mnist.md), with the paper's rates",
     "003-table-4": "[i.n.i.d. noise](inid.md), other settings",
     "004-table-2": "[LaDP](ladp.md), other settings",
     "ladp-one-budget": "[LaDP](ladp.md)",
