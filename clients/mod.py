@@ -37,8 +37,8 @@ class PrivateUpdates:
     The app gets the global model in its own form, one ArrayRecord of `state_dict` names under "arrays", and returns a
     record with the same names. The mod takes the difference of the trainable parameters, bounds it layer by layer
     according to the round's plan and, under local trust, adds the client's own noise. Everything else that the app
-    returns (metrics, numbers of examples, buffers, texts of errors) stays on the client: these would be unprotected
-    figures of private data. The server learns that the app failed, but not why.
+    returns (metrics, numbers of examples, buffers, texts of errors) stays on the client, because it depends on
+    private data and has no noise. The server learns that the app failed, but not why.
 
     An app with the mod must also answer queries (`answer`), which Flower does not pass to mods;
     `PrivateClientApp` does both.
@@ -158,7 +158,7 @@ class PrivateClientApp(ClientApp):
         options: see `PrivateUpdates`.
 
     Raises:
-        ConfigError: a `client_fn` in the place of the model, as older apps have one.
+        ConfigError: a `client_fn` instead of the model, as in older apps.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""fedlgm: layer-wise differential privacy for federated learning, every mechanism under one honest accountant.
+"""fedlgm: layer-wise differential privacy for federated learning, every mechanism under one accountant.
 
 Names load when they are first used, so that `import fedlgm` costs next to nothing.
 

@@ -212,10 +212,10 @@ class RunFacts:
         training: settings of the client's local training.
         steps: example-level steps that clients noise themselves, each round; None everywhere else.
         noise: correlation of the noise over the rounds; None: independent noise in every round.
-        shares: whose noise is counted on where clients add it in shares; None everywhere else.
+        shares: the clients whose noise is counted, where clients add it in shares; None elsewhere.
 
     Raises:
-        ConfigError: facts that do not go together.
+        ConfigError: facts that contradict each other.
     """
 
     noise_multiplier: float

@@ -113,7 +113,7 @@ class RunResult(Figures):
         return models.original(self.module())
 
     def module(self) -> nn.Module:
-        """The same as it was trained: it gives what the task's loss takes. Errors as for `model`."""
+        """The model as it was trained: its outputs are those that the task's loss takes. Errors as for `model`."""
         return self._folder.checkpoints.into(self._assembly.module(), self._assembly.layers)
 
     def export(self, file: Path | str, *, adapter: bool = False) -> Exported:

@@ -52,7 +52,7 @@ class _Commands(Commands):
 
 app = typer.Typer(
     cls=_Commands,
-    help="Layer-wise differentially private federated learning: every mechanism, one honest accountant.",
+    help="Layer-wise differentially private federated learning: every mechanism under one accountant.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
@@ -301,7 +301,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     format: Annotated[str, typer.Option(help="safetensors, pt or onnx.")] = "safetensors",
     out: Annotated[Path | None, typer.Option(help="File or folder; by default model.FORMAT in the run folder.")] = None,
-    adapter: Annotated[bool, typer.Option(help="Write the adapters (LoRA) alone, in peft's format.")] = False,
+    adapter: Annotated[bool, typer.Option(help="Write only the adapters (LoRA), in peft's format.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a finished run's model to a file, with its guarantee."""

@@ -209,7 +209,7 @@ class LayerwiseFedAvg(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """No federated evaluation: unprotected figures of private data would be another release."""
+        """No federated evaluation: metrics of private data without noise would be another release."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:

@@ -105,7 +105,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
             about the rate.
         nodes: how to wait for nodes, and what to do when some fail.
         group_by: see `LayerTable.from_module`.
-        flowers: arguments of Flower's own strategies, which are refused with what takes their place.
+        flowers: arguments of Flower's own strategies, each refused with the name of its replacement.
 
     Raises:
         ConfigError, PrivacyError, LedgerError: with one clear message.

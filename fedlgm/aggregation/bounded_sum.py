@@ -22,8 +22,9 @@ _CHUNK = 1 << 15
 class BoundedSum:
     """Running sum of bounded contributions, added in the given order.
 
-    In float64: rounding moves the difference of two sums of n contributions by at most n^2 2^-52 of their bound, which
-    up to 100,000 clients is less than half of what contributions are cut short by (`fedlgm.layers.SAFETY`).
+    Sums are in float64. Rounding moves the difference of two sums of n contributions by at most n^2 2^-52 of their
+    bound. For up to 100,000 clients this is less than half of the margin by which contributions are clipped below the
+    bound (`fedlgm.layers.SAFETY`).
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling

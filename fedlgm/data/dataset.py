@@ -90,7 +90,7 @@ class DataSet:
         labels: Sequence[str] | None = None,
         name: str = "own",
     ) -> DataSet:
-        """A checked set of a user's arrays. Floats become float32, integers int64; targets that are names, classes.
+        """A checked set of a user's arrays. Floats become float32, integers int64, and names of targets classes.
 
         Args:
             train: (inputs [n, ...], targets [n, ...]), array-likes; a tuple of arrays as inputs is for a model with

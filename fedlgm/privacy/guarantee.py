@@ -59,7 +59,7 @@ def caveat_of(noise_reproducible: bool) -> str:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Standing of a privacy claim.
+    """Status of a privacy claim.
 
     Attributes:
         status: "proven", "conditional" (the reason gives the condition) or "none" (the reason says why).
@@ -70,7 +70,7 @@ class Guarantee:
             itself) or "distributed" (clients add it in shares, and the server sees the sum alone).
 
     Raises:
-        ConfigError: another word, or a reason that is not text of one line.
+        ConfigError: an unknown word, or a reason that is not one line of text.
     """
 
     status: Status
@@ -111,7 +111,7 @@ class Guarantee:
             raise PrivacyError(f"a guarantee {self.status!r} does not fit a plan that {_FITS[protected]}")
 
     def require_unit(self, unit: Unit) -> None:
-        """Check that it speaks of the unit that a mechanism's releases protect.
+        """Check that its unit is the one that a mechanism's releases protect.
 
         Raises:
             PrivacyError: another unit.

@@ -9,7 +9,7 @@ import typer
 
 from simulations.shell import Commands, JsonOption, show
 
-app = typer.Typer(cls=Commands, help="Coordinate descent and PCA over a federation.", no_args_is_help=True)
+app = typer.Typer(cls=Commands, help="Run coordinate descent or PCA over a federation.", no_args_is_help=True)
 SettingsArgument = Annotated[Path | None, typer.Argument(help="TOML file of settings; by default the bundled one.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="key=value of the settings; repeatable.")]
 OutOption = Annotated[Path | None, typer.Option(help="Folder to create: settings, ledger, figures, picture.")]

@@ -11,7 +11,7 @@ from rich.console import Console
 from simulations.shell import Commands, JsonOption, SetOption, print_json
 from simulations.tables import table
 
-app = typer.Typer(cls=Commands, help="Federations of real nodes: make, start, run, stop.", no_args_is_help=True)
+app = typer.Typer(cls=Commands, help="Create, start, run and stop federations of real nodes.", no_args_is_help=True)
 _out = Console(highlight=False, soft_wrap=True, emoji=False)
 _err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
@@ -67,7 +67,7 @@ def enrol(
         Path, typer.Argument(metavar="KEY.pub", help="Public key of its SuperNode, in the format of ssh-keygen.")
     ],
     replace: Annotated[
-        bool, typer.Option("--replace", help="In the place of the node that is this client now.")
+        bool, typer.Option("--replace", help="Replace the node that has this client number now.")
     ] = False,
 ) -> None:
     """Enrol a node that created its own keys."""
@@ -118,7 +118,7 @@ def register(
     recipe: Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")],
     folder: FolderArgument,
     overrides: SetOption = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Another run of this recipe.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Register another run of this recipe.")] = False,
 ) -> None:
     """As the signer's user: register a recipe's run, so that its questions are signed; `run` does this if it may."""
     from simulations.config import recipe as recipes

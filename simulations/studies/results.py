@@ -100,7 +100,7 @@ class Study:
 
     @property
     def compared_keys(self) -> list[str]:
-        """Keys whose values methods share where they are compared; not those of a search, which each chooses alone."""
+        """Keys whose values compared methods share; not those of a search, which each method chooses for itself."""
         return [key for key in self.keys if key not in ("method", "mechanism", *self.records.searched)]
 
     @property

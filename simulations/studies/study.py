@@ -43,7 +43,7 @@ def study(
     progress: bool = True,
     **options: Any,
 ) -> Study:
-    """Run every combination of a grid, each several times. A repeated call with the same folder runs what is missing.
+    """Run every combination of a grid, each several times. A repeated call with the same folder makes the missing runs.
 
     Runs of one seed start from the same initial model and share the division of the data, so methods are compared run
     by run. No two runs share their noise.
