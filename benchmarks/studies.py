@@ -64,12 +64,12 @@ _MORE_SEEDS = "The first {} seeds were seen before the others were added, so p i
 NOTES = {
     **dict.fromkeys(("002-figure-3", "002-figure-5", "002-figure-6", "002-figure-7"), _MORE_SEEDS.format("five")),
     "003-table-4": _MORE_SEEDS.format("three"),
-    "000-table-2-fashion-mnist": "Four passes over the data in the place of the recipe's 17, at rates that were not "
+    "000-table-2-fashion-mnist": "Four passes over the data instead of the recipe's 17, at rates that were not "
     "searched. The difference that refutes a claim is 0.3 points.",
-    "000-figure-1": "One pass over the data in the place of the recipe's 17: accuracy does not depend on the budget "
+    "000-figure-1": "One pass over the data instead of the recipe's 17: accuracy does not depend on the budget "
     "yet, so these runs cannot separate the rules.",
-    "004-figure-8": "Slow scores (`mechanism.memory = 0.95`, the default). Seeds that no earlier run had.",
-    "004-table-2": "Slow scores (`mechanism.memory = 0.95`, the default). Seeds that no earlier run had.",
+    "004-figure-8": "Slow scores (`mechanism.memory = 0.95`, the default). No earlier run had these seeds.",
+    "004-table-2": "Slow scores (`mechanism.memory = 0.95`, the default). No earlier run had these seeds.",
     "layer-choice": "The initial weights of a network that narrows have their largest norms in the first layers, so "
     "LaDP's rule leaves the output layer at its random start. All votes for two layers kept the output layer, and the "
     "other winner differed by seed. The setting thus favours the vote. The rate of one layer by norm is the lowest "

@@ -2,7 +2,7 @@
 
 Every rule minimises sum_j w_j sigma_j^2 subject to sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2, whose solution gives
 layer j the budget share p_j proportional to s_j sqrt(w_j) and the noise sigma_j = sigma_* s_j / sqrt(p_j). The rules
-differ in the weights only (SNR-consistent allocation paper, Sections 4.2 and 4.3, Table 1, Appendix B).
+differ only in the weights (SNR-consistent allocation paper, Sections 4.2 and 4.3, Table 1, Appendix B).
 """
 
 from __future__ import annotations

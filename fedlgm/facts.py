@@ -283,7 +283,7 @@ class RunFacts:
         """Sampling rate that amplifies privacy: q under central trust, 1 under local trust, the steps' for local steps.
 
         The recipient of a client's noisy update knows that the client takes part, but not which of its examples.
-        For schemes with a separation it is the probability of the draw within a group, and 1 without such a draw.
+        For schemes with a separation the rate is the probability of the draw within a group, or 1 without such a draw.
         """
         return self.noised_by.accounted_rate(self.sampling) if self.steps is None else self.steps.rate
 

@@ -68,7 +68,7 @@ def add_noise_(
     start = 0
     for (size, scale), stream in zip(parts, streams, strict=True):
         if scale > 0:
-            # In pieces that stay in the cache, not so small that drawing their tails anew is mostly overhead.
+            # In pieces that stay in the cache, not so small that redrawing their tails is mostly overhead.
             for low in range(start, start + size, _CHUNK):
                 piece = total[low : min(low + _CHUNK, start + size)]
                 noise = buffer[: piece.numel()]
@@ -137,7 +137,7 @@ def _fill(out: Tensor, family: Family, stream: torch.Generator) -> None:
     out.exponential_(generator=stream)
     tail = _beyond(out, _TAIL_EXPONENTIAL)
     out[tail] = (_TAIL_EXPONENTIAL - _positive_uniform(tail.numel(), stream).log()).to(out.dtype)
-    # The fair sign comes from a draw of its own.
+    # The fair sign comes from a separate draw.
     out.mul_(torch.randint(0, 2, out.shape, generator=stream, dtype=out.dtype).mul_(2).sub_(1))
 
 

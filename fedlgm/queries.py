@@ -115,7 +115,7 @@ class NoisyQuery:
 
     Example:
         >>> noisy = NoisyQuery(BelowBound((5, 2)), sigma=2.0)
-        >>> round(noisy.sigma / noisy.query.bound, 3)  # the noise multiplier of the query by itself
+        >>> round(noisy.sigma / noisy.query.bound, 3)  # the noise multiplier of the query alone
         2.828
     """
 

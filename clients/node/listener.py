@@ -92,7 +92,7 @@ class Listener:
             _log.exception("a question failed [user %d, process %d]", uid, pid)
             answer = Answer({"ok": False, "protocol": protocol.PROTOCOL, "code": code, "why": "see this node's log"})
         if began is not None:
-            # From when its turn came: whoever asks chooses when he connects and when a question's last byte arrives.
+            # From when its turn came: the asker chooses when to connect and when a question's last byte arrives.
             await asyncio.sleep(self._left(began))
         try:
             async with asyncio.timeout(limits.receive_seconds):

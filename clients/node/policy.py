@@ -77,7 +77,7 @@ class Data(_Section):
     name: str = Field(min_length=1, max_length=200)
     kind: Literal["numpy", "images", "idx", "parquet", "loader"]
     path: str = ""
-    labels: str = ""  # numpy, idx: a file of its own; parquet: the column
+    labels: str = ""  # numpy, idx: a separate file; parquet: the column
     features: Annotated[tuple[str, ...], LISTED] = ()  # parquet: columns; by default all but the labels
     loader: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
     options: dict[str, Any] = {}  # of the loader

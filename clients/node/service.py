@@ -266,7 +266,7 @@ class Service:
         row = self._ledger.find(name)
         replayed = row is not None
         if self._server_key and self._ledger.asked(question) not in (None, name):
-            # Else whoever recorded it could have it charged again after every change of the data or of this software.
+            # Else anyone who recorded it could have it charged again after a change of the data or of this software.
             raise Refusal("replayed", "another release has answered this question: send a new one")
         if row is None:
             price = self._account.price(ask.run, ask.round, request)
@@ -393,7 +393,7 @@ class Service:
             self._examples, self._account.spent(), budget.epsilon, self.folder.socket,
         )  # fmt: skip
         if self._ledger.test:
-            _log.warning("TEST: the noise of this node is known to whoever knows its seed. NOT PRIVATE.")
+            _log.warning("TEST: anyone who knows the seed of this node knows its noise. NOT PRIVATE.")
 
     def close(self) -> None:
         """Close the ledger, and the sessions of secure sums."""

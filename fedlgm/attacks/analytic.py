@@ -90,7 +90,7 @@ def analytic(module: nn.Module, observation: Observation, shape: tuple[int, int,
         return None
     found = moved @ rows / max(energy - noise, 0.1 * energy)
     low, high = (_entering(module, torch.full((1, *shape), value)).double() for value in (-1.0, 1.0))
-    image = (2 * found - low - high) / (high - low)  # a model may move its images to an interval of its own
+    image = (2 * found - low - high) / (high - low)  # a model may move its images to another interval
     return image.clamp(-1, 1).float().view(1, *shape)
 
 

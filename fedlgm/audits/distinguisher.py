@@ -84,7 +84,7 @@ def audit_mechanism_by_trials(
 
 
 def log_likelihood_ratio(noisy: Array, one: World, other: World) -> float:
-    """Log-likelihood ratio of a release, one over other; a large number if only one can have released it."""
+    """Log-likelihood ratio of a release, `one` over `other`; a large number if only one can have released it."""
     if one.plan.size != other.plan.size:
         return _CERTAIN if len(noisy) == one.plan.size else -_CERTAIN
     ratio = _log_density(noisy, one) - _log_density(noisy, other)

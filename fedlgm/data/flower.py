@@ -74,7 +74,7 @@ def _owners(partitioner: Partitioner, labels: np.ndarray, ring: KeyRing) -> np.n
     partitioner.dataset = LabelledRows.of(labels[rows], rows)
     owner = np.full(len(labels), -1, dtype=np.int64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # retries and unused classes are told in our words
+        warnings.simplefilter("ignore")  # our own messages report retries and unused classes
         for client in range(partitioner.num_partitions):
             owner[partitioner.load_partition(client)] = client
     return owner

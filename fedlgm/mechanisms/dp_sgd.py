@@ -82,7 +82,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
         style: "flat" (the whole gradient is clipped) or "per-layer" (every layer to its own bound).
         allocation: for "per-layer", how the noise is spread over the layers; see `fedlgm.allocation`.
         clip: for "per-layer", how C is spread over the layers; this and what follows as in `LayerwiseGaussian`, with
-            examples in the place of clients.
+            examples instead of clients.
     """
 
     style: str = "flat"

@@ -54,7 +54,7 @@ class LaDP(Mechanism):
             layers would seem to move more, get less noise next time, and the scales would oscillate.
         score_floor: p_min > 0.
         score_cap: B > 0.
-        memory: weight in [0, 1) of the last round's scores; 0 is the paper's rule, which scores every round anew.
+        memory: weight in [0, 1) of the last round's scores; 0 is the paper's rule, without memory.
         estimate: False is the paper's ablation: every selected layer's score is 1.
 
     Example:

@@ -144,7 +144,7 @@ class Method:
             raise PrivacyError(f"{name}: the plan's layers are not the run's: pass `layers` on unchanged")
         if last is not None and is_bundled(self.mechanism) and plan.equals(last, **more):
             return last
-        return replace(plan, **more)  # made anew from its fields: what a plan computes of them cannot be set
+        return replace(plan, **more)  # rebuilt from its fields: what a plan computes of them cannot be set
 
     @cached_property
     def _costs(self) -> np.ndarray:

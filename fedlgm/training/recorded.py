@@ -16,7 +16,7 @@ class Recorded:
     """Calls a function of tensors by replaying its kernels, with equal bits.
 
     The hundreds of kernels of a small model's step take the processor longer to launch than the GPU needs to run them
-    (docs/results/gpu.md). The graph belongs to the shapes of the last call; other shapes are recorded anew.
+    (docs/results/gpu.md). The graph belongs to the shapes of the last call; other shapes are recorded again.
 
     Args:
         function: launches the same kernels whenever its arguments have the same shapes, and never waits for the device.

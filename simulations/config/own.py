@@ -24,7 +24,7 @@ from simulations.config.fingerprints import array_digest, fixed_digest, module_d
 from simulations.config.named_sections import READING
 
 _OF_BUNDLED = ("dir", *READING)
-"""Keys of [data] about a bundled set's examples, whoever holds them."""
+"""Keys of [data] about a bundled set's examples, whichever client holds them."""
 
 _MEASURE = ("metrics", "evaluate")
 """What measures a run and changes nothing in it."""

@@ -188,7 +188,7 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = 
         replace: take the place of another node that is enrolled as this client.
 
     Raises:
-        ConfigError: an unusable file, an entry that does not fit the others, or another node that already is this
+        ConfigError: an unusable file, an entry that does not fit the others, or a node that already has this
             client.
     """
     try:
@@ -268,8 +268,8 @@ def _caddyfile(settings: Settings) -> str:
     """Configuration of a Caddy proxy that exposes only the SuperLink's API for SuperNodes to other machines."""
     paths = " ".join(f"/v1/fleet/{name}" for name in _FLEET)
     return f"""\
-# Before the SuperLink, whose control and runtime APIs run code for whoever reaches them. Another proxy than Caddy has
-# to do the same: pass on POST to these paths, written exactly so, and refuse everything else.
+# Before the SuperLink, whose control and runtime APIs run code for anyone who reaches them. Any other proxy has to do
+# the same: pass on POST to these paths, written exactly so, and refuse everything else.
 {{
     admin off
     auto_https off

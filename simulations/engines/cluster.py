@@ -57,7 +57,7 @@ def session(
     def ready() -> T:
         result = started.result()
         if threading.current_thread() is threading.main_thread():
-            # Ray's handler prints a stack trace, and aborts whoever needs more than three seconds to end in order.
+            # Ray's handler prints a stack trace, and aborts a process that needs more than three seconds to end.
             signal.signal(signal.SIGTERM, on_sigterm)
         return result
 

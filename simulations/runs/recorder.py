@@ -101,7 +101,7 @@ class Recorder:
         if own.evaluate is not None:
             metrics |= own_figures(own.evaluate, transcript.rounds, self._module, metrics)
         spent = (privacy.delta, privacy.accountant, transcript.rounds, self._abandoned)
-        with Ledger(self._folder.ledger_file) as ledger:  # a reader of its own: the next round is charging already
+        with Ledger(self._folder.ledger_file) as ledger:  # a separate reader: the next round is charging already
             figures: Figures = {
                 "metrics": metrics,
                 "headline": task.headline,

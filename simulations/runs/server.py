@@ -33,7 +33,7 @@ from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient
 from strategies.nodes import Nodes
 from strategies.server_optimizer import restore
 
-TEST_MODE = "run.test_mode: real nodes run with a public seed: whoever knows it can take all noise off again"
+TEST_MODE = "run.test_mode: real nodes run with a public seed: anyone who knows it can subtract all noise"
 
 
 def serve(

@@ -89,7 +89,7 @@ class PrivateScore(Score):
     unit has a forward pass for itself. So the sum moves by at most 1/2 if a unit is added, removed or made zero, and by
     at most 1 if it is replaced: the Gaussian mechanism, whatever model is scored. A run with its score is the adaptive
     composition of both, and its output (model, score) is ordered by the score: the base mechanism that Papernot and
-    Steinke (2022, Theorems 2 and 6) repeat. Their r(a) is thus the sum of the run's and the score's Renyi divergences,
+    Steinke (2022, Theorems 2 and 6) repeat. So their r(a) is the sum of the run's and the score's Renyi divergences,
     and the score of the published run may be published too.
 
     Attributes:

@@ -137,10 +137,10 @@ class TestFlowerApp:
 
     def test_test_mode_says_what_it_costs(self, recipe):
         node = {wire.PARTITION: 3, wire.PARTITIONS: 20}
-        with pytest.warns(Notice, match="whoever knows it can take all noise off again"):
+        with pytest.warns(Notice, match="anyone who knows it can subtract all noise"):
             serves = flower_entry._serves(self.context({}, node), recipe(run={"test_mode": True}))
         client(serves, KeyRing.from_seed(3))
-        with pytest.warns(Notice, match="whoever knows it can take all noise off again"):
+        with pytest.warns(Notice, match="anyone who knows it can subtract all noise"):
             nodes = nodes_of(Assembly(recipe(run={"test_mode": True})), "clients")
         assert isinstance(nodes, OneNodePerClient)
         assert (nodes.simulated, nodes.test_mode) == (False, True)

@@ -113,7 +113,7 @@ def _layer(name: str, module: nn.Module, first: bool, gradients: Sequence[Tensor
         convolution = cast(nn.Conv2d, module)
         by_product = ProductConvolution.suits(convolution, first)
         return (ProductConvolution if by_product else Convolution)(name, convolution, *gradients)
-    # Exactly these classes: a subclass may have a forward of its own.
+    # Exactly these classes: a subclass may have its own forward.
     if kind is nn.MaxPool2d and layers.MaxPool.suits(cast(nn.MaxPool2d, module)):
         return layers.MaxPool(name, cast(nn.MaxPool2d, module))
     if kind is nn.AvgPool2d:
