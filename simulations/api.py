@@ -235,8 +235,8 @@ def simulate(
         data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index arrays]} of NumPy arrays
             x [n, ...] and y [n, ...], with "clients" or "users" [n] where the data have their own clients; else the
             recipe's partition divides the training set. Both parts may also be pandas frames or `datasets.Dataset`
-            objects, see `fedlgm.data.tables`. The public seed of a bundled recipe is then left out, and of fewer than
-            20 clients all take part in every round.
+            objects, see `fedlgm.data.tables`. The public seed of a bundled recipe is then dropped, and with fewer
+            than 20 clients all of them take part in every round.
         users: the column of such tables that names each example's user, or the users of the training examples [n].
         mechanism: a `fedlgm.Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of each client.

@@ -66,7 +66,7 @@ def standardise(
     a round of training, under add-or-remove-one; the number of units is public. Keys come from the operating system.
 
     The charge is durable before anything noisy exists, in a ledger that counts every call with the same file. A run on
-    the result calibrates its noise to what is left of its budget, and composes both.
+    the result calibrates its noise to its remaining budget, and composes both.
 
     Args:
         data: tables or arrays, as for `simulate`; one input [n, d].

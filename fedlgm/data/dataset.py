@@ -40,7 +40,7 @@ class DataSet:
             other targets.
         train_user: for sets with natural clients, the user of each training example, int64 [n], in [0, users).
         clients: the set's own division among clients, if it has one; users are then ignored.
-        spent: cost of private figures that are part of the arrays, such as statistics that standardised them.
+        spent: cost of private statistics in the arrays, such as those that standardised them.
         labels: for classes with names, the name of each class.
     """
 

@@ -104,7 +104,7 @@ class Ledger:
             client: the releasing client under local trust, `SERVER` under central trust.
             claim: the charge that the method's authors would state, if it differs: {"epsilon": e} is summed.
             protects: unit and relation of the event (`ReleasePlan.protects`); "" if no row of the ledger states it.
-            guarantee: words that no recipe gives, those of a user's mechanism.
+            guarantee: the words of a user's mechanism, which no recipe holds.
 
         Raises:
             ConfigError: an argument outside its range, or an event with an impossible number.

@@ -14,7 +14,7 @@ class SearchTerms(TypedDict):
         expected_runs: mean of the number of runs.
         law: its law.
         score: the figure that compares runs, and the data that it is measured on.
-        score_epsilon: epsilon of one score of the private data alone; None for the public test set.
+        score_epsilon: epsilon of a single score of the private data; None for the public test set.
         score_noise: standard deviation of the noise in a score.
         delta: delta of both epsilons.
         epsilon: epsilon towards readers of the one published model.

@@ -108,7 +108,7 @@ def tune(
             same, so keys that change noise or releases are refused.
         expected_runs: mean of the number of runs, above 1 (Poisson: above 0).
         law: law of that number: "logarithmic" (the cheapest), "geometric" or "poisson".
-        score_epsilon: epsilon of one score of the private data alone, at the recipe's delta; None: the public test set.
+        score_epsilon: epsilon of a single score of the private data, at the recipe's delta; None: the public test set.
         overrides: as for `simulate`.
         folder: folder to create; default: `runs/<recipe>-search-<time>`.
         objects: model, task, data, mechanism, partition, server_optimizer, as for `simulate`.
