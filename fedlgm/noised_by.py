@@ -144,7 +144,7 @@ class NoisedBy:
         return {}
 
     def readers_epsilon(self, facts: RunFacts, rounds: int) -> float | None:
-        """Epsilon, after some rounds, towards readers of released models alone; None if it is the general one."""
+        """Epsilon, after some rounds, towards readers who see only released models; None if it is the general one."""
         return None
 
 

@@ -90,8 +90,8 @@ class _Pending:
 class LayerwiseFedAvg(FedAvg):
     """Flower strategy that releases exactly what a mechanism plans.
 
-    `PrivateFedAvg` builds such a strategy from a model and a budget, and docs/how-to/flower-app.md runs it (a round needs
-    clients on a grid, so there is no example here).
+    `PrivateFedAvg` builds such a strategy from a model and a budget, and docs/how-to/flower-app.md runs it. A round
+    needs clients on a grid, so there is no example here.
 
     Args:
         method: mechanism, layers and facts of the run.

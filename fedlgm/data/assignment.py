@@ -86,7 +86,7 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
 
 
 def isolation(labels: np.ndarray, clients: int, ring: KeyRing, *, private_class: int | None = None) -> np.ndarray:
-    """Private-label isolation (LaDP-FL paper, Section VII-A): the last client alone lacks the private class.
+    """Private-label isolation (LaDP-FL paper, Section VII-A): only the last client lacks the private class.
 
     All classes are dealt out evenly at random, the private one to the others only. The last client is the curious one.
 

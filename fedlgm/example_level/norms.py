@@ -76,6 +76,6 @@ _OF_ORDER: dict[int, Norm] = {1: L1(), 2: L2()}
 
 
 def norm_of(scaling: Any) -> Norm:
-    """The norm that a scaling bounds: its attribute `norm` (of a user's own class only the order counts), or l2."""
+    """The norm that a scaling bounds: its attribute `norm` (of a user's class only the order counts), or l2."""
     found: Norm = getattr(scaling, "norm", None) or L2()
     return found if is_bundled(found) else _OF_ORDER[found.order]

@@ -41,7 +41,7 @@ _PAPERS = {
     "dpa": "fedlgm.papers.ladp.dpa:DynamicPrivacyAllocation",
     "adapldp": "fedlgm.papers.ladp.adapldp:AdapLDP",
 }
-"""Mechanisms that one paper's tables alone need, imported on first use; all of them protect clients."""
+"""Mechanisms that only one paper's tables need, imported on first use; all of them protect clients."""
 _REGISTRY: dict[str, Mapping[str, type[Mechanism] | str]] = {}
 
 

@@ -25,7 +25,7 @@ _PROVEN = "layers are chosen by a noisy vote, a part of the first release; every
 
 @dataclass(frozen=True)
 class VotedLayers(Mechanism):
-    """The first round releases all layers and a noisy vote; later rounds train and release the winners alone.
+    """The first round releases all layers and a noisy vote; later rounds train and release only the winners.
 
     A client votes for a quarter of the layers, those in which its update is longest (`fedlgm.queries.LayerVote`). The
     vote costs `share` of the first round's budget, and every round costs one release of the run's multiplier. If the

@@ -60,7 +60,7 @@ def _share_key(private: bytes, public: str, cohort: str, sender: int, receiver: 
 
 
 def seal(private: bytes, public: str, cohort: str, sender: int, receiver: int, text: bytes) -> bytes:
-    """`text` for the receiver alone: AES-256-GCM; cohort, sender and receiver are part of the key and authenticated."""
+    """`text` for only the receiver: AES-256-GCM; cohort, sender and receiver are part of the key and authenticated."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     key = _share_key(private, public, cohort, sender, receiver)
     return nonce + AESGCM(key).encrypt(nonce, text, _associated(cohort, sender, receiver))

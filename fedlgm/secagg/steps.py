@@ -20,7 +20,7 @@ WORDS = NoisedInShares.numbers
 
 
 def terms_of(question: Question, plan: ReleasePlan) -> Terms:
-    """The terms of an attempt, which follow from the question alone: nodes that are asked together share its nonce.
+    """The terms of an attempt, which follow only from the question: nodes that are asked together share its nonce.
 
     The model is not part of them, so that keys and shares can be exchanged before it is known. Bounds and noise follow
     from the plan, so nodes that were sent different models are protected as well as others.

@@ -58,7 +58,7 @@ _Losses = Callable[[Tensor, Tensor], Tensor]
 
 
 class _OfFunction(Task):
-    """A task made of a loss per example alone."""
+    """A task made only of a loss per example."""
 
     def __init__(self, function: _Losses) -> None:
         self._function = function

@@ -1,4 +1,4 @@
-"""`recommend`: choose a rule for a model from public examples alone."""
+"""`recommend`: choose a rule for a model from public examples only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recipe over public examples alone, and the facts of its run."""
+"""A recipe over public examples only, and the facts of its run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Setting:
 def setting_of(
     recipe: Any, model: Any, data: Any, public: Any, task: Any, overrides: Overrides, examples: int | None
 ) -> tuple[Setting, str]:
-    """The recipe's objects over public examples alone."""
+    """The recipe's objects over public examples only."""
     outline, clients = outline_of(data)
     given = {"task": task, "model": model, "data": data}
     texts = [f"{name}.name={value}" for name, value in given.items() if isinstance(value, str)]

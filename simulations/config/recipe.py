@@ -310,7 +310,7 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
 
 
 def _laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """A section's values merged over its previous ones; options of the previously named object alone are dropped."""
+    """A section's values over its previous ones; options that only the previously named object has are dropped."""
     kept = dict(below)
     if section == "federation" and above.keys() & _SIZES:
         kept = {key: value for key, value in kept.items() if key not in _SIZES}

@@ -26,7 +26,7 @@ class Distinct(Formatter):
         self._label = label
 
     def __call__(self, value: float, pos: int | None = None) -> str:
-        """One label alone."""
+        """A single label."""
         return self._label(value, 0)
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:

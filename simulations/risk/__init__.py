@@ -1,1 +1,1 @@
-"""`fedlgm risk`: which layers of a recipe's model reveal membership, measured on public data alone."""
+"""`fedlgm risk`: which layers of a recipe's model reveal membership, measured only on public data."""

@@ -40,7 +40,7 @@ from simulations.runs.row_file import RowFile
 from simulations.runs.rows import FullRow, RunSummary
 
 SEARCH = "search.json"
-"""Terms of a search, in the folder of a search alone."""
+"""Terms of a search, only in the folder of a search."""
 
 
 class RunFolder:
@@ -259,7 +259,7 @@ class RunFolder:
         return [cast(FullRow, own.get(row["round"], {}) | row) for row in rows]
 
     def audited(self) -> RunSummary:
-        """The canaries' audit of a finished run, for its operator alone; empty for a run that was not audited.
+        """The canaries' audit of a finished run, for only its operator; empty for a run that was not audited.
 
         Raises:
             RunError: the file is damaged.

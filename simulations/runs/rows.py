@@ -176,7 +176,7 @@ class FailureRow(TypedDict):
 
 
 class PrivateFigures(TypedDict, total=False):
-    """A round's figures for the run's operator alone, since they depend on who took part.
+    """A round's figures for only the run's operator, since they depend on who took part.
 
     Attributes:
         cohort: clients drawn.
@@ -231,7 +231,7 @@ def round_row(record: RoundRecord) -> RoundRow:
 
 @lru_cache(maxsize=1)
 def _planned(plan: ReleasePlan) -> RoundRow:
-    """The figures of a round that its plan alone gives; most rounds of a run have the same plan."""
+    """The figures of a round that follow from its plan; most rounds of a run have the same plan."""
     row: RoundRow = {
         "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
         "layer_noise": _compact(plan.party_noise_norms),
