@@ -151,7 +151,7 @@ def _audit_releases(
 
 
 def run_scores(record: CanaryRecord) -> Scores:
-    """Log-likelihood ratios of canaries that are in the run against canaries that are not, in and out.
+    """Log-likelihood ratios "in the run" against "not in it", of canaries that are in and of canaries that are out.
 
     A score is a function of the releases (and of public plans) alone: it sums over the rounds
     ln(1 - q + q exp(mu x - mu^2 / 2)), x the round's canary-aligned sum.

@@ -30,7 +30,7 @@ def read_files(file: str | Path | None = None, test_file: str | Path | None = No
         columns: further keys of the mapping: "target", "inputs", "users", "labels".
 
     Raises:
-        DataError: a file is not named, missing or damaged.
+        DataError: no file is named, or a file is missing or damaged.
     """
     return {"name": NAME, "train": _frame(file, "file"), "test": _frame(test_file, "test_file"), **columns}
 
