@@ -220,6 +220,8 @@ _WORDS = {  # in the place of pydantic's own
     **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
     **dict.fromkeys(("dict_type", "model_type"), "must be a section of keys, such as [{path}]"),
     "string_type": "must be text",
+    "string_pattern_mismatch": "must have the form {pattern}",
+    "too_short": "must have at least {min_length} entries",
 }
 
 

@@ -10,14 +10,17 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import partial, reduce
+from functools import partial, reduce, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from fedlgm.errors import ConfigError, FedlgmError, alternatives, out_of_memory
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -228,6 +231,34 @@ def misfit(function: Any, *arguments: Any, **options: Any) -> str:
     except TypeError as error:
         return str(error)
     return ""
+
+
+def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a public function, or a class's `__init__`, refuse arguments that it does not take by listing those it takes.
+
+    >>> @named_arguments
+    ... def train(model, *, lr):
+    ...     return lr
+    >>> train("mlp", 0.1)
+    Traceback (most recent call last):
+    fedlgm.errors.ConfigError: train: too many positional arguments; it takes model, and by name lr
+    """
+
+    @wraps(function)
+    def called(*arguments: P.args, **options: P.kwargs) -> R:
+        try:
+            return function(*arguments, **options)
+        except TypeError:
+            wrong = misfit(function, *arguments, **options)
+            if not wrong:
+                raise
+        taken = {key: p.kind for key, p in parameters_of(function).items() if p.kind in _NAMED and key != "self"}
+        named = ", ".join(key for key, kind in taken.items() if kind is inspect.Parameter.KEYWORD_ONLY)
+        placed = ", ".join(key for key, kind in taken.items() if kind is not inspect.Parameter.KEYWORD_ONLY)
+        owner = function.__qualname__.removesuffix(".__init__")
+        raise ConfigError(f"{owner}: {wrong}; it takes {placed}, and by name {named}")
+
+    return called
 
 
 def made(found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str, Any] | None = None) -> Any:

@@ -14,16 +14,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import socket
 import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import AfterValidator
 
 from fedlgm import wire
 from fedlgm.errors import RunError
@@ -33,7 +35,6 @@ from fedlgm.wire import view
 PROTOCOL = 5  # raised whenever what a question or an answer says changes
 HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
 TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"  # of a node, which goes into logs, terminals and paths
 HEADER_BYTES = 1 << 19  # a plan for a few thousand layers
 _SIGNATURE_DIGITS = 128
 _PREFIX = struct.Struct("<IQ")
@@ -47,6 +48,16 @@ RECORD_BYTES = 5 << 20  # of a body in one record, at most: as many as in a part
 
 # Refusals after which the same question may be asked again.
 TRANSIENT = frozenset({"busy", "slow", "unavailable"})
+
+
+def _checked_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", value):
+        raise ValueError("must be at most 64 letters, digits, '_', '.' and '-', and begin with a letter or digit")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_checked_name)]
+"""Name of a node, which goes into logs, terminals and paths."""
 
 
 def pause_after(silence: float, shortest: float, longest: float, share: float = 0.1) -> float:

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedlgm import data as data_sets
 from fedlgm import inputs, models
+from fedlgm.extension import named_arguments
 from fedlgm.files import path_of
 from fedlgm.privacy.guarantee import caveat_of
 from fedlgm.tasks.own_figures import Evaluate
@@ -191,6 +192,7 @@ class RunResult(Figures):
         return summary_html(self, self.history, self.layers(), correlated=correlated)
 
 
+@named_arguments
 def simulate(
     recipe: str | Path | Recipe | None = None,
     *,
@@ -287,6 +289,7 @@ def simulate(
     return result_of(summary, objects)
 
 
+@named_arguments
 def resume(
     run: Path | str,
     *,

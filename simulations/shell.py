@@ -21,7 +21,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 
 console = Console(emoji=False)
 
-_MEANT = {"run": "simulate", "train": "simulate", "help": "--help", "version": "--version"}
+_MEANT = {"run": "simulate", "train": "simulate", "help": "--help", "version": "--version", "stop": "down",
+          "start": "up"}  # fmt: skip
 _LISTED = ("mechanisms", "recipes", "studies", "models", "trackers", "data", "datasets", "data-sets", "list")
 """What `fedlgm doctor` lists, as commands that a reader may try."""
 
@@ -35,8 +36,9 @@ class Commands(typer.core.TyperGroup):
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             lists = "`fedlgm doctor` lists recipes, mechanisms, models and data sets, `fedlgm study --list` the studies"
             hint = f"{lists}." if name in _LISTED else alternatives(name, self.list_commands(ctx))
-            if name in _MEANT and ctx.parent is None:
-                hint = f"use {_MEANT[name]}."
+            meant = _MEANT.get(name, "")
+            if meant in self.list_commands(ctx) or (meant.startswith("-") and ctx.parent is None):
+                hint = f"use {meant}."
             raise UsageError(f"No such command {name!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -15,6 +15,7 @@ from fedlgm.aggregation import BoundedSum
 from fedlgm.data import DataSet
 from fedlgm.data.spent import Spent
 from fedlgm.errors import ConfigError, DataError
+from fedlgm.extension import named_arguments
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -48,6 +49,7 @@ class Standardised:
         return ((np.asarray(x, np.float64) - self.mean) / self.deviation).astype(np.float32)
 
 
+@named_arguments
 def standardise(
     data: Any,
     *,

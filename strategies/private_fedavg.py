@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import numbers
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from fedlgm import mechanisms, noised_by
 from fedlgm.errors import ConfigError, Notice
-from fedlgm.extension import misfit
+from fedlgm.extension import named_arguments
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.files import path_of
 from fedlgm.keys import KeyRing
@@ -55,23 +54,6 @@ _INSTEAD = {
 """What takes the place of arguments of Flower's strategies, by the beginnings of their names."""
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
-Made = ParamSpec("Made")
-
-
-def _needs_a_budget(init: Callable[Made, None]) -> Callable[Made, None]:
-    """Let a constructor name what is missing as the library does, where only the class's name was changed."""
-
-    @functools.wraps(init)
-    def checked(*args: Made.args, **options: Made.kwargs) -> None:
-        wrong = misfit(init, *args, **options)
-        if wrong:
-            raise ConfigError(
-                f"PrivateFedAvg: {wrong}; it is made with the model and its budget, such as PrivateFedAvg(Net(), "
-                "epsilon=8, delta=1e-5, clients=10, rounds=3, ledger='ledger.sqlite')"
-            )
-        init(*args, **options)
-
-    return checked
 
 
 class PrivateFedAvg(LayerwiseFedAvg):
@@ -111,7 +93,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         ConfigError, PrivacyError, LedgerError: with one clear message.
     """
 
-    @_needs_a_budget
+    @named_arguments
     def __init__(
         self,
         model: nn.Module | Sequence[np.ndarray],
@@ -138,6 +120,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
                 f"{chosen.name} bounds examples, which only clients that train by it can do: PrivateFedAvg needs a "
                 "mechanism that bounds clients' updates"
             )
+        if not isinstance(nodes, OneNodePerClient | None):
+            raise ConfigError(f"nodes is a strategies.OneNodePerClient(...), got {nodes!r}; clients is the number N")
         step = _step(optimizer, server_lr)
         sampling, relation = Sampling("poisson", clients, rate), noised_by.get(trust).relation
         facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)

@@ -146,7 +146,8 @@ class NodeFolder:
             write_durably(folder.public_file, tomli_w.dumps(public).encode(), 0o644)
             draft.rename(path)
         except OSError as error:
-            raise RunError(f"cannot make the node's folder {path}: {error}") from error
+            said = str(error).replace(str(draft), str(path))
+            raise RunError(f"cannot make the node's folder {path}: {said}") from error
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(draft), str(path))) from error
         finally:

@@ -10,16 +10,25 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fedlgm.clipping import LEAST_CLIP
-from fedlgm.errors import ConfigError, explained
-from fedlgm.extension import is_reference
+from fedlgm.errors import ConfigError, alternatives, explained
+from fedlgm.extension import OWN, is_reference
 from fedlgm.models.weights import digest_of_file
-from fedlgm.node_protocol import NAME, PROTOCOL, printable, public_key
+from fedlgm.node_protocol import PROTOCOL, Name, printable, public_key
 from fedlgm.noised_by import hides_answers
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Trust
@@ -60,7 +69,7 @@ class _Section(BaseModel):
 class Node(_Section):
     """[node]: this node's client number in the federation."""
 
-    name: str = Field(pattern=NAME)
+    name: Name
     client: int = Field(ge=0, lt=2**31)
     population: int = Field(ge=1, le=2**31)
 
@@ -128,6 +137,18 @@ class Allow(_Section):
     weights: dict[str, str] = {}  # initial weights of models: SHA-256 of a safetensors file -> its path on this node
     largest_model: int = Field(default=20_000_000, ge=1)  # parameters
     most_epochs: int = Field(default=20, ge=1)
+
+    @field_validator("mechanisms", "models", "tasks")
+    @classmethod
+    def _known_names(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        from fedlgm import mechanisms, models, tasks
+
+        names = {"mechanisms": lambda: mechanisms.names(None), "models": models.names, "tasks": tasks.names}
+        known = names[str(info.field_name)]()
+        for name in value:
+            if name not in known and not is_reference(name):
+                raise ValueError(f"unknown name {name!r}; {alternatives(name, known, OWN)}")
+        return value
 
     @model_validator(mode="after")
     def _options_of_listed_mechanisms(self) -> Self:
@@ -261,6 +282,8 @@ class Distributed(_Section):
                 f"min_cohort = {self.min_cohort} must exceed max_colluders + 1 = {self.max_colluders + 1}: a node's "
                 "vector would be hidden among those of colluders alone"
             )
+        if self.min_cohort > len(self.services):
+            raise ValueError(f"min_cohort = {self.min_cohort} is more than the {len(self.services)} peers with a key")
         return self
 
     @property
@@ -304,7 +327,15 @@ class Policy(_Section):
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise ConfigError("\n".join(f"{path}: {explained(item)}" for item in error.errors())) from error
+            said = [explained(item, cls._keys_beside(item["loc"])) for item in error.errors()]
+            raise ConfigError("\n".join(f"{path}: {one}" for one in said)) from error
+
+    @classmethod
+    def _keys_beside(cls, place: tuple[int | str, ...]) -> list[str]:
+        """Known keys of the section, or of the file, that holds the key at `place`."""
+        field = cls.model_fields.get(str(place[0])) if len(place) == 2 else None
+        kind = cls if field is None else (get_args(field.annotation) or (field.annotation,))[0]
+        return list(kind.model_fields)
 
     def admit(self, plan: ReleasePlan) -> None:
         """Refuse a plan that this node does not execute, independently of its budget.

@@ -12,7 +12,7 @@ from fedlgm.correlation.correlation import Correlation, check_size
 from fedlgm.correlation.toeplitz import Reduce
 from fedlgm.correlation.workloads import Workload, as_workload
 from fedlgm.errors import ConfigError
-from fedlgm.extension import enter, misfit, named, parameters_of, users_code
+from fedlgm.extension import enter, misfit, named, named_arguments, parameters_of, users_code
 
 Strategy = Callable[..., Correlation]
 """(rounds, **options) -> `Correlation` for so many rounds."""
@@ -65,6 +65,7 @@ def options_of(name: str) -> tuple[str, ...]:
     return tuple(parameters_of(_find(name)))[1:]
 
 
+@named_arguments
 def get(name: str, rounds: int, **options: Any) -> Correlation:
     """Correlated noise for a run of `rounds` rounds.
 

@@ -24,6 +24,7 @@ from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.engine import ExampleLosses
 from fedlgm.example_level.trainer import ExampleTrainer, batch_keys, digest_of, poisson_rows
+from fedlgm.extension import named_arguments
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.base import UsesPrivateNorms
@@ -58,6 +59,7 @@ class Trained:
         return f"Trained({self.model.numel()} weights, {self.steps} steps: {spent})"
 
 
+@named_arguments
 def train(
     module: nn.Module,
     x: Inputs,

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
 from fedlgm.example_level.scaling import of_style
+from fedlgm.extension import named_arguments
 from fedlgm.layers import LayerTable
 
 
+@named_arguments
 def clipped_sum(
     module: nn.Module,
     x: Any,

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedlgm import allocation
 from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension import enter, load_object
+from fedlgm.extension import enter, is_reference, load_object, named_arguments
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
@@ -148,6 +148,7 @@ def options(name: str, variant: str | None = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(option for kind in kinds for option in _options.names(kind)))
 
 
+@named_arguments
 def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
     """The mechanism `name` with the given options.
 
@@ -187,9 +188,9 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
 
 
 def _variants(name: str) -> Mapping[str, type[Mechanism] | str]:
-    if ":" in name:
+    if is_reference(name):
         return {"sound": name}
-    if name not in _REGISTRY:
+    if not isinstance(name, str) or name not in _REGISTRY:
         raise ConfigError(
             f"unknown mechanism {name!r}; {alternatives(name, _REGISTRY, 'your own as package.module:Class')}"
         )

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import scipy
 
 from fedlgm.errors import ConfigError, check_positive
+from fedlgm.extension import named_arguments
 from fedlgm.mechanisms.profiles import Array, Counts, Profile, as_profile
 from fedlgm.noise import Family
 from fedlgm.privacy.gaussian import gaussian_mu
@@ -53,6 +54,7 @@ def gaussian_inid(
     return gaussian_scales(profile, gaussian_mu(epsilon, delta), p, weights)
 
 
+@named_arguments
 def laplace_inid(
     profile: ProfileLike,
     epsilon: float,

@@ -20,6 +20,7 @@ from dp_accounting import dp_event
 
 from fedlgm import remembered
 from fedlgm.errors import ConfigError, PrivacyError, check_count, check_known, check_positive, check_rate, check_share
+from fedlgm.extension import named_arguments
 from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, SEARCHES, RenyiAccountant, accountant_of, quiet
 from fedlgm.privacy.events import decode, encode, gaussian_event, is_private, pure_epsilon, unfolded
 from fedlgm.privacy.gaussian import gaussian_epsilon
@@ -36,6 +37,7 @@ _KEPT = 1e-8  # relative; a plan keeps nine digits of its multiplier, rounded do
 _CONFIRMED = 1e-4  # of the target, how much of it a kept multiplier may leave unspent
 
 
+@named_arguments
 def epsilon(
     noise_multiplier: float,
     delta: float,
@@ -62,12 +64,13 @@ def epsilon(
     2.85
     """
     _check(delta=delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant)
-    if not noise_multiplier >= 0:
-        raise ConfigError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
+    if noise_multiplier != 0:
+        check_positive(noise_multiplier=noise_multiplier)
     event = gaussian_event(noise_multiplier / SENSITIVITY_FACTOR[relation], sampling_rate)
     return composed_epsilon([(event, steps)], delta, accountant)
 
 
+@named_arguments
 def calibrate(
     epsilon: float,
     delta: float,

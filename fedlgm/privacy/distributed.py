@@ -13,6 +13,7 @@ from dp_accounting.rdp import compute_epsilon
 
 from fedlgm import integer_noise
 from fedlgm.errors import check_count, check_positive, check_share
+from fedlgm.extension import named_arguments
 from fedlgm.integer_noise import gaussian
 from fedlgm.privacy.accountants import quiet
 
@@ -40,6 +41,7 @@ def discrete_gaussian_tau(deviation: float, parties: int) -> float:
     return gaussian.discrete_gaussian_tau(deviation, parties)
 
 
+@named_arguments
 def distributed_epsilon(
     noise: str,
     *,

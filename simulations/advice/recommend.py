@@ -15,6 +15,7 @@ from fedlgm import allocation, mechanisms
 from fedlgm.data import DataSet
 from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism
@@ -67,6 +68,7 @@ class Recommendation(Figures):
         return f"<p>{self.advice}</p>{picture(self.scores)}"
 
 
+@named_arguments
 def recommend(
     recipe: str | Path | Recipe | None = None,
     *,

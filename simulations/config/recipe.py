@@ -291,8 +291,9 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
                 raise ConfigError(f"overrides name a key by its section, without nesting: {{{keys}}}")
             yield path.strip(), value
         return
-    if isinstance(overrides, str):
-        raise ConfigError(f"overrides are a list of 'section.key=value' or a mapping, got a str: {overrides!r}")
+    if isinstance(overrides, str) or not isinstance(overrides, Iterable):
+        kind = type(overrides).__name__
+        raise ConfigError(f"overrides are a list of 'section.key=value' or a mapping, got {kind}: {overrides!r}")
     for text in overrides:
         if not isinstance(text, str):
             raise ConfigError(f"overrides are a list of 'section.key=value' or a mapping, got {text!r} in it")

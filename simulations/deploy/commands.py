@@ -29,7 +29,9 @@ def init(
     hosts: Annotated[
         list[str] | None, typer.Option("--host", help="Name or address under which nodes reach the server; repeatable.")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the SuperLink; by default a free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the SuperLink; by default a free one.")
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget in every node's policy.")] = None,
     unit: Annotated[
         str | None, typer.Option(help="Unit that the budgets protect: client (all of a node's data) or example.")

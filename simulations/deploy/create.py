@@ -66,6 +66,9 @@ def create(
     """
     if nodes < 1:
         raise ConfigError(f"--nodes must be at least 1, got {nodes}")
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9.-]{1,64}|[0-9A-Fa-f:]*::[0-9A-Fa-f:]*", host):
+            raise ConfigError(f"--host takes a name or address, such as fl.example.org, without a port, got {host!r}")
     path = path.resolve()
     DeploymentFolder(path).node(f"node{nodes - 1}").service.check_length()
     if path.exists():
@@ -75,7 +78,8 @@ def create(
         _fill(draft, DeploymentFolder(path), nodes, example, hosts, port, policy or {}, test_seed)
         draft.path.rename(path)
     except OSError as error:
-        raise RunError(f"cannot make the deployment {path}: {error}") from error
+        said = str(error).replace(str(draft.path), str(path))
+        raise RunError(f"cannot make the deployment {path}: {said}") from error
     except ConfigError as error:
         said = re.sub(r"^\S+/policy\.toml: ", "the nodes' policy: ", str(error))  # a file of the draft
         raise ConfigError(said.replace(str(draft.path), str(path))) from error
@@ -193,9 +197,12 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = 
     """
     try:
         given = tomllib.loads(public.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{public} is not the public.toml of a node: {error}") from error
+    try:
         flower_key = key_digest(certificates.public_pem(key.read_bytes()))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{public} or {key} cannot be used: {error}") from error
+        raise ConfigError(f"{key} is not the public key (.pub) of a SuperNode: {error}") from error
     written = {"flower_key": flower_key} | {name: given.get(name) for name in ("client", "name", "service_key")}
     entry = cast(EnrolmentEntry, {name: value for name, value in written.items() if value is not None})
     try:
@@ -215,6 +222,9 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = 
     try:
         Enrolment.load(draft)
         draft.replace(folder.enrolment_file)
+    except ConfigError as error:
+        said = str(error).removeprefix(f"{draft}: ")
+        raise ConfigError(f"{public} and {key} do not fit the enrolled nodes: {said}") from error
     finally:
         draft.unlink(missing_ok=True)
     return entry

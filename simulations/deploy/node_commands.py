@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from fedlgm.errors import ConfigError
 from fedlgm.node_protocol import printable
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from simulations.deploy.rows import NodeLedgerReport
@@ -29,7 +31,9 @@ NodeArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The node's fo
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     client: Annotated[int, typer.Option(help="This node's number in the federation, from 0.")] = 0,
-    population: Annotated[int, typer.Option(help="Registered clients of the federation.")] = 1,
+    population: Annotated[
+        int | None, typer.Option(help="Registered clients of the federation; by default the client's number plus one.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the node; by default the folder's.")] = None,
     data: Annotated[Path | None, typer.Option(help="The examples: .npz, .npy, folder of images, IDX, Parquet.")] = None,
     labels: Annotated[str | None, typer.Option(help="Labels: a file (npy, idx) or a column (parquet).")] = None,
@@ -49,8 +53,8 @@ def init(
     from clients.node.folder import NodeFolder
 
     values: dict[str, Any] = {
-        "client": client, "population": max(population, client + 1), "epsilon": epsilon, "delta": delta,
-        "unit": unit, "server_key": server_key,
+        "client": client, "population": client + 1 if population is None else population, "unit": unit,
+        "epsilon": epsilon, "delta": delta, "server_key": server_key,
     }  # fmt: skip
     values |= {"name": name} if name else {}
     if kind == "loader":
@@ -63,6 +67,8 @@ def init(
         local = Path(labels)
         values["labels"] = str(local.resolve()) if local.exists() else labels
     if shape is not None:
+        if not re.fullmatch(r"\d+(,\d+)*", shape):
+            raise ConfigError(f"--shape takes sizes such as 64 or 1,28,28, got {shape!r}")
         values["shape"] = [int(size) for size in shape.split(",")]
     if classes is not None:
         values["classes"] = classes

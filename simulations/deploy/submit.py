@@ -78,7 +78,7 @@ def run(
         diverged = target.diverged.read()
         if diverged is not None:
             raise diverged
-        raise RunError(f"Flower reports {status}. {_reason(flower.text('log', run_id, CONNECTION, '--show'))}")
+        raise RunError(_reason(status, flower.text("log", run_id, CONNECTION, "--show")))
     return result
 
 
@@ -153,10 +153,10 @@ def _told(target: RunFolder) -> Path:
     return target.private / TOLD
 
 
-def _reason(log: str) -> str:
-    """The fedlgm error that ended a ServerApp, or else the end of its log."""
+def _reason(status: str, log: str) -> str:
+    """The fedlgm error that ended a ServerApp, or else Flower's status and the end of the log."""
     for line in reversed(log.strip().splitlines()):
         name, _, message = line.strip().partition(": ")
         if name.startswith("fedlgm.errors.") and message:
             return message
-    return reason(log)
+    return f"Flower reports {status}. {reason(log)}"

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedlgm import models
-from fedlgm.errors import ConfigError, FedlgmError
+from fedlgm.errors import ConfigError, FedlgmError, check_count
+from fedlgm.extension import named_arguments
+from fedlgm.files import path_of
 from fedlgm.tasks import Metric
 from fedlgm.tasks.own_figures import Evaluate
 from simulations.arguments import recipe_of, refuse_named_measures, refuse_unknown
@@ -25,6 +27,7 @@ from simulations.studies.results import Study
 from simulations.studies.search import LEAST_SEEDS, Point, Search, Shift
 
 
+@named_arguments
 def study(
     recipe: str | Path | Recipe | None = None,
     *,
@@ -76,10 +79,9 @@ def study(
         LedgerError: a run's spending is unknown.
     """
     refuse_unknown("study", options)
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise ConfigError(f"seeds must be a whole number of at least 1, got {seeds!r}")
-    if not isinstance(workers, str) and workers < 1:
-        raise ConfigError(f"workers must be at least 1, got {workers}")
+    seeds = check_count("seeds", seeds)
+    if not isinstance(workers, str):
+        check_count("workers", workers)
     if not isinstance(grid, Mapping | None):
         raise ConfigError(f"grid maps keys to lists, such as {{'mechanism': ['uniform', 'gaussian']}}, got {grid!r}")
     axes = dict(grid or {})
@@ -89,7 +91,7 @@ def study(
     }  # fmt: skip
     refuse_named_measures(given)
     base, own, shared = base_of(recipe, axes, given, overrides)
-    out = Path(folder) if folder is not None else Path("runs") / f"study-{base.name}"
+    out = path_of("folder", folder) if folder is not None else Path("runs") / f"study-{base.name}"
     if search is None:
         todo = grid_jobs(base, axes, range(seeds), shared, own)
         return Study(out, RunRecords(out, todo, complete(todo, out, workers, progress)))

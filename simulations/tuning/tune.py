@@ -25,7 +25,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedlgm.errors import DivergedError, RunError
-from fedlgm.files import PUBLIC, replacing, write_durably
+from fedlgm.extension import named_arguments
+from fedlgm.files import PUBLIC, path_of, replacing, write_durably
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.privacy import Ledger
 from fedlgm.privacy.selection import Law, draw_runs
@@ -84,6 +85,7 @@ class TuneResult(Figures):
         return f"TuneResult({self.settings}, {self.metrics}, epsilon {self.epsilon:.3f}; {self.folder})"
 
 
+@named_arguments
 def tune(
     recipe: str | Path | Recipe | None = None,
     *,
@@ -132,7 +134,7 @@ def tune(
     own = own_of(objects)
     base = recipe_of(recipe, own, [], overrides)
     planned = Search.of(base, search or {}, expected_runs, law, own, score_epsilon)
-    target = _folder(Path(folder) if folder is not None else None, base)
+    target = _folder(path_of("folder", folder) if folder is not None else None, base)
     return _Searching(planned, target, own).made()
 
 

@@ -95,14 +95,19 @@ def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str
         ConfigError: fewer nodes than the quorum can complete it; the message gives the number of rounds that fit.
     """
     short = {client: fits for client, (fits, _) in found.items() if fits < need.releases}
-    lines = [
-        f"{enrolment[client].name} can make {fits} of the {need.releases} releases that this run may ask it for"
-        + (f" ({found[client][1]})" if found[client][1] else "")
-        for client, fits in sorted(short.items())
-    ]
+    lines = []
+    for client, (fits, why) in sorted(found.items()):
+        can = f"can make {fits} of the {need.releases} releases that this run may ask it for"
+        if client in short:
+            lines.append(f"{enrolment[client].name} " + (f"refuses it ({why})" if why else can))
     needed = max(1, math.ceil(quorum * len(enrolment) - 1e-9))
     most = sorted((short.get(client, need.releases) for client in range(len(enrolment))), reverse=True)[needed - 1]
     if most < need.releases:
+        if any(why for _, why in found.values()):
+            raise ConfigError(
+                f"too few nodes accept this run: {'; '.join(lines)}. Nothing has been spent; change the recipe, or ask "
+                "the nodes' operators to change their policies"
+            )
         raise ConfigError(
             f"the nodes' budgets do not suffice for this run: {'; '.join(lines)}. {most} rounds would fit, nothing has "
             "been spent; shorten the run (federation.rounds, privacy.max_participations), or give it more noise"

@@ -10,8 +10,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedlgm.errors import ConfigError
-from fedlgm.node_protocol import NAME
+from fedlgm.errors import ConfigError, explained
+from fedlgm.node_protocol import Name
 
 _HEX = r"^[0-9a-f]{64}$"
 
@@ -21,7 +21,7 @@ class EnrolledNode(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     client: int = Field(ge=0)
-    name: str = Field(pattern=NAME)
+    name: Name
     flower_key: str = Field(pattern=_HEX)
     service_key: str = Field(pattern=_HEX)
 
@@ -59,9 +59,7 @@ class Enrolment(BaseModel):
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"the enrolment {path} cannot be read: {error}") from error
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+            raise ConfigError(f"{path}: {explained(error.errors()[0])}") from error
 
     def __len__(self) -> int:
         return len(self.node)

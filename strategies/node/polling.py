@@ -105,9 +105,13 @@ class Polling:
             reasons = "; ".join(
                 f"{self._enrolment[one.client].name}: {one.missing}" for one in asked if one.answer is None
             )
-            raise RunError(
-                f"{answered} of {len(asked)} nodes answered, the quorum is {needed} ({key}); {reasons}. "
+            again = (
                 "The same command resumes the run"
+                if sum(not one.refused for one in asked) >= needed
+                else "The same command meets the same refusals until the nodes' policies or budgets change"
+            )
+            raise RunError(
+                f"{answered} of {len(asked)} nodes answered, the quorum is {needed} ({key}); {reasons}. {again}"
             )
 
     def _tell(self, asked: list[Asked], waiting: list[Asked], seconds: float) -> None:
@@ -196,7 +200,7 @@ class Polling:
         if code in TRANSIENT:
             self._retry(one, f"is busy: {why}", now)
             return
-        one.lost, about = f"refused ({code}): {why}", header.get("about")
+        one.lost, about, one.refused = f"refused ({code}): {why}", header.get("about"), True
         one.accused = about if type(about) is int else None
         if code in ("budget-spent", "rolled-back"):
             self._excluded[one.client] = one.lost

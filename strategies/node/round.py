@@ -50,6 +50,7 @@ class Asked:
         answer: header of the accepted answer.
         body: its numbers.
         lost: why there will be no answer.
+        refused: whether its node has refused the question, which it does again if asked again.
         accused: client of the node on whose account this one refuses, as it says.
         down_since: when the node was found unable to answer.
         why_down: why it is unable.
@@ -67,6 +68,7 @@ class Asked:
     answer: dict[str, Any] | None = None
     body: bytes = b""
     lost: str = ""
+    refused: bool = False
     accused: int | None = None
     down_since: float | None = None
     why_down: str = "is not connected"

@@ -135,7 +135,7 @@ def test_bad_objects_end_in_one_sentence_before_anything_is_written(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"overrides": "run.seed=1"}, "overrides are a list of .*, got a str: 'run.seed=1'"),
+        ({"overrides": "run.seed=1"}, "overrides are a list of .*, got str: 'run.seed=1'"),
         ({"epsilon": 8}, r"simulate has no argument 'epsilon'; .* overrides=\{'privacy.epsilon': 8\}"),
         ({"fuel": 8}, "simulate has no argument 'fuel'$"),
         ({"overrides": ["data_dir=here"]}, "data_dir: unknown key; did you mean 'data.dir'"),

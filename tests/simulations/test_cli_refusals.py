@@ -156,6 +156,8 @@ def test_an_option_that_is_a_key_of_the_recipe(run, arguments, words):
         (("first",), "known: pretrain, simulate, compare"),
         (("node", "stats"), "No such command 'stats': did you mean 'status'?"),
         (("attack", "digits"), "known: mia, lira"),
+        (("deploy", "stop", "lab"), "No such command 'stop': use down."),
+        (("deploy", "start", "lab"), "No such command 'start': use up."),
     ],
 )
 def test_an_unknown_command_leads_to_one_that_is_there(run, arguments, words):

@@ -5,6 +5,7 @@ Mistakes at the command line are in `test_cli_refusals.py`, wrong values of a re
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,23 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "the folder of a study": (run(folder="x"), "simulate has no argument 'folder'; did you mean run_dir?"),
     "a model in the recipe's place": (lambda: simulations.simulate(nn.Linear(5, 2)), "name what it is, model=..."),  # type: ignore[arg-type]
     "data in the recipe's place": (lambda: simulations.simulate(OWNED), "name what it is, data=..."),  # type: ignore[arg-type]
+    "model and data by position": (
+        lambda: simulations.simulate(nn.Linear(5, 2), OWNED),  # type: ignore[arg-type, misc]
+        "simulate: too many positional arguments; it takes recipe, and by name model, task, data",
+    ),
+    "steps under another name": (
+        lambda: privacy.calibrate(8, 1e-5, rounds=9),  # type: ignore[call-arg]
+        "missing a required argument: 'steps'; it takes epsilon, delta, and by name steps, sampling_rate",
+    ),
+    "a number as overrides": (run(overrides=3), "overrides are a list of 'section.key=value' or a mapping, got int: 3"),
+    "a list as noise": (
+        lambda: privacy.epsilon([1.0], 1e-5, steps=1),  # type: ignore[arg-type]
+        "noise_multiplier must be finite and positive, got [1.0]",
+    ),
+    "a number as the mechanism": (lambda: mechanisms.get(3), "unknown mechanism 3"),  # type: ignore[arg-type]
+    "no workers": (study(workers=None), "workers must be a whole number of at least 1, got None"),
+    "a number as the folder of a study": (study(folder=3), "folder is a path, such as 'runs/first', got 3"),
+    "nodes by number": (strategy(nodes=5), "nodes is a strategies.OneNodePerClient(...), got 5"),
     "a mistyped section": (run(overrides={"federated.clients": 3}), "did you mean 'federation'?"),
     "learning rate as an argument": (run(lr=0.1), "overrides={'training.lr': 0.1}"),
     "seed as an argument": (run(seed=1), "overrides={'run.seed': 1}"),
@@ -243,7 +261,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "sides of two lengths": (lambda: simulations.difference([1, 2, 3], [1, 2]), "paired by seed"),
     # Flower apps
     "only the class's name was changed": (
-        lambda: PrivateFedAvg(fraction_evaluate=0.5), "it is made with the model and its budget",  # type: ignore[call-arg]
+        lambda: PrivateFedAvg(fraction_evaluate=0.5), "it takes model, and by name epsilon, delta, clients",  # type: ignore[call-arg]
     ),
     "Flower's fraction": (strategy(fraction_train=0.1), "rate is the probability"),
     "epsilon in a string": (strategy(epsilon="8"), "must be finite and positive, got '8'"),
@@ -259,6 +277,21 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: PrivateClientApp(nn.Linear(5, 2), groupby="module"), "its options are group_by, consent and mods",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("package", [simulations, privacy, fedlgm.example_level, mechanisms], ids=lambda p: p.__name__)
+def test_every_public_function_with_named_arguments_lists_them(package):
+    found = {name: getattr(package, name) for name in package.__all__}
+    named = {
+        name: function
+        for name, function in found.items()
+        if inspect.isfunction(function)
+        and any(p.kind is p.KEYWORD_ONLY for p in inspect.signature(function).parameters.values())
+    }
+    assert named
+    for name, function in named.items():
+        with pytest.raises(FedlgmError, match=f"{name}: too many positional arguments; it takes .*, and by name "):
+            function(*range(20))
 
 
 def test_there_are_many():

@@ -50,6 +50,13 @@ def test_the_template_is_a_policy_of_its_defaults(tmp_path):
         ("shape = [1, 28, 28]", "shape = [0]", "shape must hold positive sizes"),
         ("[privacy]", "[privacy", "not valid TOML"),
         ("[data]", "[dataset]", "data: is missing"),
+        ("[socket]", "[sockets]", "sockets: unknown key; did you mean 'socket'?"),
+        ("epsilon = 8.0", "epsilonn = 8.0", "privacy.epsilonn: unknown key; did you mean 'epsilon'?"),
+        ('name = "node"', 'name = "St. Mary"', "node.name: must be at most 64 letters, digits, '_', '.' and '-'"),
+        ('"snr-consistent"', '"snr-consistant"', "unknown name 'snr-consistant'; did you mean 'snr-consistent'?"),
+        ('"mlp"', '"mpl"', "allow.models: unknown name 'mpl'"),
+        ('["classification"]', '["classify"]', "allow.tasks: unknown name 'classify'"),
+        ("shape = [1, 28, 28]", "shape = []", "data.shape: must have at least 1 entries"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, old, new, message):
@@ -59,6 +66,13 @@ def test_what_is_wrong_is_named(tmp_path, old, new, message):
         load(tmp_path, text.replace(old, new))
     assert message in str(error.value)
     assert "policy.toml" in str(error.value)
+
+
+def test_a_cohort_among_more_peers_than_are_listed_is_refused(tmp_path):
+    peers = [f"{client:064x}" for client in range(1, 4)]
+    text = policy_text("node", {"min_cohort": 4, "max_colluders": 0, "peers": peers})
+    with pytest.raises(ConfigError, match="min_cohort = 4 is more than the 3 peers with a key"):
+        load(tmp_path, text)
 
 
 def test_a_missing_policy(tmp_path):

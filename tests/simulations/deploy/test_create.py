@@ -144,10 +144,12 @@ def test_a_node_that_makes_its_own_keys_is_enrolled(folder, tmp_path):
     assert enrolment[2].service_key == own.public()["service_key"] == entry["service_key"]
     before = folder.enrolment_file.read_bytes()
     far = NodeFolder.create(tmp_path / "far", {"name": "far", "client": 7, "population": 8})
-    with pytest.raises(ConfigError, match="numbered 0 to 3"):
+    with pytest.raises(ConfigError, match=r"key.pub do not fit the enrolled nodes: clients must be numbered 0 to 3"):
         enrol(folder, far.public_file, tmp_path / "key.pub")
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match=r"own/public.toml is not the public key \(.pub\) of a SuperNode"):
         enrol(folder, own.public_file, own.public_file)
+    with pytest.raises(ConfigError, match=r"key.pub is not the public.toml of a node"):
+        enrol(folder, tmp_path / "key.pub", tmp_path / "key.pub")
     assert folder.enrolment_file.read_bytes() == before
 
 
@@ -178,7 +180,7 @@ def test_a_nodes_name_holds_no_control_characters(folder, tmp_path, name):
     own = NodeFolder.create(tmp_path / "own", {"client": 2, "population": 3})
     certificates.make_node_key(tmp_path / "key")
     own.public_file.write_text(own.public_file.read_text().replace('name = "own"', f'name = "{name}"'))
-    with pytest.raises(ConfigError, match="name: String should match") as error:
+    with pytest.raises(ConfigError, match="name: must be at most 64 letters") as error:
         enrol(folder, own.public_file, tmp_path / "key.pub")
     assert str(error.value).isprintable()
 
@@ -200,6 +202,21 @@ def test_the_folder_of_a_deployed_node_is_named_for_the_one_around_it(folder):
     outer = folder.node("node0").service.path.parent
     with pytest.raises(RunError, match=r"is not a node's folder .*; did you mean .*service\?"):
         NodeFolder.open(outer)
+
+
+@pytest.mark.parametrize("host", ["https://fl.example.org", "fl.example.org:8443", "", "fl example", "a" * 65])
+def test_a_host_is_a_name_or_an_address(tmp_path, host):
+    with pytest.raises(ConfigError, match="--host takes a name or address"):
+        create(tmp_path / "lab", 2, hosts=["::1", host])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("port", ["0", "-5", "99999"])
+def test_a_port_is_one_that_a_superlink_can_listen_on(tmp_path, port):
+    said = CliRunner().invoke(app, ["init", str(tmp_path / "lab"), "--port", port])
+    assert said.exit_code == 2
+    assert "is not in the range 1<=x<=65535" in said.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_policy_names_no_file_that_is_gone(tmp_path):

@@ -55,6 +55,22 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
     assert isinstance(run("init", tmp_path / "again").exception, RunError)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--shape", "8x8"), "--shape takes sizes such as 64 or 1,28,28, got '8x8'"),
+        (("--shape", "(64,)"), "--shape takes sizes such as 64 or 1,28,28, got '(64,)'"),
+        (("--client", 5, "--population", 3), "client = 5 must be below population = 3"),
+        (("--name", "St. Mary"), "must be at most 64 letters, digits, '_', '.' and '-'"),
+    ],
+)
+def test_a_folder_is_not_made_from_a_mistake(tmp_path, options, words):
+    said = run("init", tmp_path / "node", *options)
+    assert isinstance(said.exception, ConfigError)
+    assert words in str(said.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_status_and_ledger(tmp_path):
     folder = make_node(tmp_path / "node")
     assert run("status", folder.path).exit_code == 1

@@ -33,11 +33,23 @@ def test_a_node_that_is_not_connected_counts_as_zero(federation):
 
 def test_below_the_quorum_the_run_stops_and_can_go_on(federation):
     federation.link.offline = {0, 1}
-    with pytest.raises(RunError, match=r"1 of 3 nodes answered, the quorum is 2 .*n0: it is not connected"):
+    with pytest.raises(
+        RunError,
+        match=r"1 of 3 nodes answered, the quorum is 2 .*n0: it is not connected.*resumes the run",
+    ):
         federation.run(1, federation.grid(dataclasses.replace(QUICK, give_up_seconds=0.5)))
     federation.link.offline = set()
     federation.run()
     assert [len(rows(folder)) for folder in federation.folders] == [1, 1, 1]
+
+
+def test_a_run_that_the_nodes_refuse_is_not_said_to_go_on_if_it_is_repeated(federation):
+    refusal = RecordDict(
+        {wire.CONFIG: ConfigRecord({HEADER: json.dumps({"ok": False, "code": "gone", "why": "kept"})})}
+    )
+    federation.link.fault = lambda client, message, reply: refusal if client else reply
+    with pytest.raises(RunError, match=r"n1: refused \(gone\): kept.*The same command meets the same refusals until"):
+        federation.run()
 
 
 def test_a_service_that_was_killed_counts_as_zero(federation):
