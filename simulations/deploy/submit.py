@@ -71,7 +71,7 @@ def run(
         status = _follow(flower, run_id, target, seen, say)
     except BaseException:
         flower.text("stop", run_id, CONNECTION)
-        say("stopped; the same command goes on from here")
+        say("stopped; the same command, without --fresh, resumes the run")
         raise
     result = target.result()
     if status != "finished:completed" or result is None:

@@ -88,7 +88,9 @@ class RunFolder:
         if (path / SEARCH).is_file():
             raise RunError(f"{path} is the folder of a search, not of a run: {SEARCH} states its cost")
         if not folder.recipe_file.is_file():
-            raise RunError(f"{path} is not a run folder (it has no recipe.toml)")
+            inner = min(path.glob("*/recipe.toml"), default=None)
+            hint = "" if inner is None else f"; did you mean {inner.parent}, which is in it?"
+            raise RunError(f"{path} is not a run folder (it has no recipe.toml){hint}")
         return folder
 
     @property

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlgm.errors import ConfigError, FedlgmError, LedgerError
+from fedlgm.errors import ConfigError, FedlgmError, LedgerError, RunError
 from simulations import launch
 from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
@@ -67,11 +67,14 @@ def run(
         ConfigError: `out` holds a run of the same name with other settings.
         FedlgmError: a mistake in the arguments prevents every run.
         LedgerError: a run's spending is unknown.
-        RunError: something that is not a run has the name of one, for example a run that lost its recipe but still
-            holds its ledger.
+        RunError: the folder cannot be made, or something that is not a run has the name of one, for example a run that
+            lost its recipe but still holds its ledger.
     """
     there = out.exists()
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {out}: {error.strerror}") from error
     ended = {job.folder: Ended(job.refused, ConfigError(job.refused)) for job in todo if job.refused}
     left = []
     for job in todo:

@@ -106,7 +106,7 @@ class Polling:
                 f"{self._enrolment[one.client].name}: {one.missing}" for one in asked if one.answer is None
             )
             again = (
-                "The same command resumes the run"
+                "The same command, without --fresh, resumes the run"
                 if sum(not one.refused for one in asked) >= needed
                 else "The same command meets the same refusals until the nodes' policies or budgets change"
             )

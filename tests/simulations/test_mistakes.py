@@ -93,6 +93,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a number as the mechanism": (lambda: mechanisms.get(3), "unknown mechanism 3"),  # type: ignore[arg-type]
     "no workers": (study(workers=None), "workers must be a whole number of at least 1, got None"),
     "a number as the folder of a study": (study(folder=3), "folder is a path, such as 'runs/first', got 3"),
+    "a file as the folder of a study": (study(folder=__file__), "cannot make the folder"),
     "nodes by number": (strategy(nodes=5), "nodes is a strategies.OneNodePerClient(...), got 5"),
     "a mistyped section": (run(overrides={"federated.clients": 3}), "did you mean 'federation'?"),
     "learning rate as an argument": (run(lr=0.1), "overrides={'training.lr': 0.1}"),

@@ -250,6 +250,10 @@ def test_an_unseeded_run_pays_for_repeated_rounds_once_its_keys_are_lost(tiny, t
 def test_not_a_run(tmp_path):
     with pytest.raises(RunError, match="not a run folder"):
         launch.resume(tmp_path)
+    (tmp_path / "study" / "uniform-run0").mkdir(parents=True)
+    (tmp_path / "study" / "uniform-run0" / "recipe.toml").touch()
+    with pytest.raises(RunError, match=r"did you mean .*study/uniform-run0, which is in it\?"):
+        launch.resume(tmp_path / "study")
 
 
 def test_an_existing_folder_is_never_touched(tiny, tmp_path):
