@@ -282,8 +282,6 @@ class Distributed(_Section):
                 f"min_cohort = {self.min_cohort} must exceed max_colluders + 1 = {self.max_colluders + 1}: a node's "
                 "vector would be hidden among those of colluders alone"
             )
-        if self.min_cohort > len(self.services):
-            raise ValueError(f"min_cohort = {self.min_cohort} is more than the {len(self.services)} peers with a key")
         return self
 
     @property
