@@ -32,8 +32,9 @@ from simulations.config.assembly import Assembly
 from simulations.deploy import processes, submit
 from simulations.deploy.create import create
 from simulations.deploy.flower_cli import Flower
-from simulations.deploy.layout import CONNECTION, DeploymentFolder
+from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.server_entry import REPORT
+from simulations.engines.flower_command import CONNECTION
 
 _SERVER = """
 import json, time

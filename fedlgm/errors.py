@@ -172,6 +172,12 @@ def alternatives(name: object, known: Iterable[str], *others: str) -> str:
     return "known: " + ", or ".join([", ".join(names), *others])
 
 
+def first_problem(error: Any) -> str:
+    """Key and reason of the first problem in a pydantic error, without the value, which may be anything."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
 def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
     """Describe one mistake in a settings file: key, problem, given value.
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
+import sqlite3
 import stat
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +36,41 @@ def path_of(name: str, value: Any) -> Path:
         return Path(value)
     except TypeError as error:
         raise ConfigError(f"{name} is a path, such as 'runs/first', got {value!r}") from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The values in a TOML file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+class Under:
+    """A path below its object's `path`, as an attribute of a class of folders.
+
+    Args:
+        place: the path below it.
+
+    Example:
+        >>> class Run:
+        ...     path = Path("runs/first")
+        ...     ledger_file = Under("ledger.sqlite")
+        >>> Run().ledger_file.as_posix()
+        'runs/first/ledger.sqlite'
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __get__(self, folder: Any, owner: type) -> Path:
+        return Path(folder.path, self._place)
 
 
 @contextmanager
@@ -70,6 +109,34 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
     finally:
         partial.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """Yield where to make a folder that appears as `path` when the block ends; after an error nothing is left.
+
+    Raises:
+        OSError: the folder cannot be made; errors of the block pass unchanged.
+    """
+    draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}")
+    try:
+        yield draft
+        draft.rename(path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """One transaction that writes, on disk when the block ends; an error undoes it."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # SQLite itself has rolled back where the disk is full
+            db.execute("ROLLBACK")
+        raise
 
 
 def write_durably(path: Path, content: bytes, mode: int = PRIVATE, *, shared: bool = False) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clients.node.ledger import NodeLedger
 from fedlgm.errors import ConfigError, RunError
-from fedlgm.files import write_durably
+from fedlgm.files import Under, drafted, write_durably
 from fedlgm.node_protocol import digest, public_text
 
 if TYPE_CHECKING:  # what starts and stops a node's processes needs no torch
@@ -48,35 +47,18 @@ class NodeFolder:
 
     path: Path
 
-    @property
-    def policy_file(self) -> Path:
-        """The policy."""
-        return self.path / "policy.toml"
-
-    @property
-    def ledger_file(self) -> Path:
-        """The ledger."""
-        return self.path / "state" / "ledger.sqlite"
-
-    @property
-    def witness_file(self) -> Path:
-        """The ledger's witness."""
-        return self.path / "witness" / "seen.json"
-
-    @property
-    def replies(self) -> Path:
-        """Kept answers."""
-        return self.path / "state" / "replies"
-
-    @property
-    def rounds_file(self) -> Path:
-        """Unfinished rounds of secure sums: secrets that are needed for seconds, so it belongs in no backup."""
-        return self.path / "state" / "rounds.sqlite"
-
-    @property
-    def socket(self) -> Path:
-        """The socket that the service listens on."""
-        return self.path / "run" / "release.sock"
+    policy_file = Under("policy.toml")
+    """The policy."""
+    ledger_file = Under("state/ledger.sqlite")
+    """The ledger."""
+    witness_file = Under("witness/seen.json")
+    """The ledger's witness."""
+    replies = Under("state/replies")
+    """Kept answers."""
+    rounds_file = Under("state/rounds.sqlite")
+    """Unfinished rounds of secure sums: secrets that are needed for seconds, so it belongs in no backup."""
+    socket = Under("run/release.sock")
+    """The socket that the service listens on."""
 
     def check_length(self) -> None:
         """Refuse a folder in which a socket cannot be created.
@@ -91,10 +73,8 @@ class NodeFolder:
                 f"{LONGEST_SOCKET}: use a folder with a shorter path"
             )
 
-    @property
-    def public_file(self) -> Path:
-        """Public data of the node."""
-        return self.path / "public.toml"
+    public_file = Under("public.toml")
+    """Public data of the node."""
 
     @classmethod
     def create(
@@ -122,36 +102,33 @@ class NodeFolder:
 
         if path.exists():
             raise RunError(f"{path} exists already: choose another folder, a node's keys and ledger are made once")
-        draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}")
         try:
-            for name, mode in (("", 0o711), ("state", 0o700), ("state/replies", 0o700), ("witness", 0o700)):
-                (draft / name).mkdir(mode=mode, parents=True)
-            (draft / "run").mkdir(mode=0o750)
-            for name, mode in (("", 0o711), ("run", 0o750)):
-                (draft / name).chmod(mode)  # whatever the operator's umask: the executor's group has to get there
-            folder = cls(draft)
-            text = policy_text(path.name, values or {})
-            write_durably(folder.policy_file, text.encode())
-            policy = Policy.load(folder.policy_file)
-            signer = signer or Ed25519PrivateKey.generate()
-            write_durably(draft / "state" / "service.key", signer.private_bytes_raw())
-            if test_seed is not None:
-                write_durably(draft / "state" / "test-seed", str(test_seed).encode())
-            NodeLedger.create(folder.ledger_file, folder.witness_file, policy.data.name, test=test_seed is not None)
-            public: PublicNode = {
-                "name": policy.node.name,
-                "client": policy.node.client,
-                "service_key": public_text(signer),
-            }
-            write_durably(folder.public_file, tomli_w.dumps(public).encode(), 0o644)
-            draft.rename(path)
+            with drafted(path) as draft:
+                for name, mode in (("", 0o711), ("state", 0o700), ("state/replies", 0o700), ("witness", 0o700)):
+                    (draft / name).mkdir(mode=mode, parents=True)
+                (draft / "run").mkdir(mode=0o750)
+                for name, mode in (("", 0o711), ("run", 0o750)):
+                    (draft / name).chmod(mode)  # whatever the operator's umask: the executor's group has to get there
+                folder = cls(draft)
+                text = policy_text(path.name, values or {})
+                write_durably(folder.policy_file, text.encode())
+                policy = Policy.load(folder.policy_file)
+                signer = signer or Ed25519PrivateKey.generate()
+                write_durably(draft / "state" / "service.key", signer.private_bytes_raw())
+                if test_seed is not None:
+                    write_durably(draft / "state" / "test-seed", str(test_seed).encode())
+                NodeLedger.create(folder.ledger_file, folder.witness_file, policy.data.name, test=test_seed is not None)
+                public: PublicNode = {
+                    "name": policy.node.name,
+                    "client": policy.node.client,
+                    "service_key": public_text(signer),
+                }
+                write_durably(folder.public_file, tomli_w.dumps(public).encode(), 0o644)
         except OSError as error:
             said = str(error).replace(str(draft), str(path))
             raise RunError(f"cannot make the node's folder {path}: {said}") from error
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(draft), str(path))) from error
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
         return cls(path)
 
     @classmethod

@@ -26,6 +26,7 @@ from clients.node.witness import read as read_witness
 from clients.node.witness import write as write_witness
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
+from fedlgm.files import transaction
 from fedlgm.node_protocol import TEST, Position, digest
 
 if TYPE_CHECKING:
@@ -231,15 +232,9 @@ class NodeLedger:
             raise LedgerError(f"a release that protects ({protects}); known: {', '.join(COVERS)}")
         draft = Row(self.seq + 1, request, cost, trust, run, round, data, now, "", protects)
         row = replace(draft, head=draft.chained(self.head))
-        with self._translated():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                self._db.execute(f"INSERT INTO releases ({self._columns}) VALUES (?,?,?,?,?,?,?,?,?,?)", astuple(row))
-                self._db.executemany("INSERT INTO questions VALUES (?, ?)", [(one, request) for one in only_for])
-                self._db.execute("COMMIT")
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
+        with self._translated(), transaction(self._db):
+            self._db.execute(f"INSERT INTO releases ({self._columns}) VALUES (?,?,?,?,?,?,?,?,?,?)", astuple(row))
+            self._db.executemany("INSERT INTO questions VALUES (?, ?)", [(one, request) for one in only_for])
         self.seq, self.head = row.seq, row.head
         self._witness()
         return row

@@ -23,7 +23,7 @@ from clients.node.folder import NodeFolder
 from clients.node.policy import MIB, Refusal
 from clients.node.service import Answer, Ask, Service
 from fedlgm import node_protocol as protocol
-from fedlgm.errors import RunError
+from fedlgm.errors import RunError, first_problem
 from fedlgm.node_protocol import FrameError
 from fedlgm.secagg.steps import STEPS
 
@@ -128,8 +128,7 @@ class Listener:
         except FrameError as error:
             raise Refusal("frame", str(error)) from error
         except ValidationError as error:
-            first = error.errors()[0]
-            raise Refusal("malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise Refusal("malformed", first_problem(error)) from error
 
     async def _turn(self) -> None:
         """Wait until no other question is being processed; the caller then calls `_busy.release`."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -27,6 +26,7 @@ from pydantic import (
 from fedlgm.clipping import LEAST_CLIP
 from fedlgm.errors import ConfigError, alternatives, explained
 from fedlgm.extension import OWN, is_reference
+from fedlgm.files import read_toml
 from fedlgm.models.weights import digest_of_file
 from fedlgm.node_protocol import PROTOCOL, Name, printable, public_key
 from fedlgm.noised_by import hides_answers
@@ -317,13 +317,7 @@ class Policy(_Section):
                 gives key and reason.
         """
         try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"the policy {path} cannot be read: {error}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}") from error
-        try:
-            return cls.model_validate(raw)
+            return cls.model_validate(read_toml(path))
         except ValidationError as error:
             said = [explained(item, cls._keys_beside(item["loc"])) for item in error.errors()]
             raise ConfigError("\n".join(f"{path}: {one}" for one in said)) from error

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from clients.node.policy import Policy, Refusal
 from clients.node.units import NodeUnit
 from fedlgm import mechanisms, models, tasks
+from fedlgm.errors import first_problem
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.node_protocol import canonical
@@ -57,8 +58,7 @@ class Work(BaseModel):
         try:
             work = cls.model_validate(raw)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise Refusal("work", f"work.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise Refusal("work", f"work.{first_problem(error)}") from error
         allow = policy.allow
         for kind, section, allowed, longest in (
             ("mechanism", work.mechanism, allow.mechanisms, _LONGEST_MECHANISM),

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, get_args
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
+from fedlgm.files import transaction
 from fedlgm.privacy.chain import next_head
 from fedlgm.privacy.charge import Charge, Draft, Head
 from fedlgm.privacy.guarantee import Claim, Guarantee, Status
@@ -136,7 +137,7 @@ class Ledger:
             guarantee: see `charge`.
         """
         draft = Draft.of(event, round, keys, claim, protects, guarantee)
-        with self._translated(), self._writing():
+        with self._translated(), transaction(self._db):
             count, head = self.head()
             self._refuse_unlike(draft.protects, count)
             for client, key in draft.keys.items():
@@ -170,18 +171,6 @@ class Ledger:
                 f"the ledger {self.path} holds a release that {theirs}, this one {own}: epsilons add up only if both "
                 "protect the same unit under the same relation; state it for both (protects), or use another ledger"
             )
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One transaction, on disk when it ends."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # SQLite itself has rolled back where the disk is full
-                self._db.execute("ROLLBACK")
-            raise
 
     def owner(self) -> str:
         """Identity of the run that charges."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import Question, canonical, digest, sha256
 from fedlgm.noised_in_shares import NoisedInShares
@@ -42,3 +44,8 @@ def terms_of(question: Question, plan: ReleasePlan) -> Terms:
             "colluders": shares.colluders, "size": plan.size, "attempt": question.nonce,
         }
     )  # fmt: skip
+
+
+def texts(values: Mapping[int, str]) -> dict[str, str]:
+    """Texts by client as JSON holds them."""
+    return {str(client): text for client, text in values.items()}

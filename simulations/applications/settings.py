@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedlgm.errors import ConfigError, explained
+from fedlgm.files import read_toml
 from fedlgm.noise import Family
 from fedlgm.papers.inid import pca
 from fedlgm.privacy.guarantee import Relation
@@ -42,7 +42,7 @@ class Settings(BaseModel):
         Raises:
             ConfigError: no such file, not TOML, an unknown key or a value out of range.
         """
-        raw = _read(_BUNDLED / f"{default}.toml") | ({} if path is None else _read(path))
+        raw = read_toml(_BUNDLED / f"{default}.toml") | ({} if path is None else read_toml(path))
         raw |= settings(overrides)
         try:
             return cls.model_validate(raw)
@@ -133,12 +133,3 @@ class PcaSettings(Settings):
         if self.method not in pca.methods():
             raise ValueError(f"method: unknown {self.method!r}; known: {', '.join(pca.methods())}")
         return self
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the settings {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error

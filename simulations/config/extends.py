@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from fedlgm.errors import ConfigError
+from fedlgm.files import read_toml
 
 
 def read(path: Path, depth: int, deepest: int, kind: str) -> dict[str, Any]:
@@ -23,7 +23,4 @@ def read(path: Path, depth: int, deepest: int, kind: str) -> dict[str, Any]:
     """
     if depth > deepest:
         raise ConfigError(f"{path}: `extends` goes deeper than {deepest} {kind}; does one extend itself?")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    return read_toml(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,14 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedlgm.files import create_durably
+
 _DAYS = 825
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a new file that only its owner can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
 
 
 def make_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -43,7 +37,7 @@ def make_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriv
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    write_private(folder / "ca.key", _private(key))
+    create_durably(folder / "ca.key", _private(key))
     (folder / "ca.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
     return certificate, key
 
@@ -63,14 +57,14 @@ def make_server_certificate(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA256())
     )
-    write_private(folder / "tls.key", _private(key))
+    create_durably(folder / "tls.key", _private(key))
     (folder / "tls.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
 
 
 def make_node_key(path: Path) -> bytes:
     """A SuperNode's key pair, `path` and `path`.pub in OpenSSH's form; returns the public key in PEM."""
     key = ec.generate_private_key(ec.SECP384R1())
-    write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    create_durably(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public = key.public_key()
     path.with_name(path.name + ".pub").write_bytes(public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
     return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

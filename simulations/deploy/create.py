@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
-import socket
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -19,14 +18,17 @@ from pydantic import ValidationError
 
 from clients.node.folder import NodeFolder
 from fedlgm.errors import ConfigError, RunError, explained
+from fedlgm.files import create_durably, drafted
 from fedlgm.node_protocol import public_text
 from fedlgm.noised_by import hides_answers
 from fedlgm.noised_in_shares import least_threshold
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.deploy import certificates
-from simulations.deploy.layout import CONNECTION, DeployedNode, DeployedNodeFolder, DeploymentFolder, Settings
+from simulations.deploy.layout import DeployedNode, DeployedNodeFolder, DeploymentFolder, Settings
 from simulations.deploy.rows import EnrolmentEntry
+from simulations.engines.flower_command import CONNECTION
+from simulations.engines.flower_processes import free_ports
 from strategies.node.enrolment import EnrolledNode, Enrolment, key_digest
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -73,18 +75,16 @@ def create(
     DeploymentFolder(path).node(f"node{nodes - 1}").service.check_length()
     if path.exists():
         raise RunError(f"{path} exists already: choose another folder, or remove it (its nodes' ledgers too)")
-    draft = DeploymentFolder(path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}"))
     try:
-        _fill(draft, DeploymentFolder(path), nodes, example, hosts, port, policy or {}, test_seed)
-        draft.path.rename(path)
+        with drafted(path) as draft:
+            folders = DeploymentFolder(draft), DeploymentFolder(path)
+            _fill(*folders, nodes, example, hosts, port, policy or {}, test_seed)
     except OSError as error:
         said = str(error).replace(str(draft.path), str(path))
         raise RunError(f"cannot make the deployment {path}: {said}") from error
     except ConfigError as error:
         said = re.sub(r"^\S+/policy\.toml: ", "the nodes' policy: ", str(error))  # a file of the draft
-        raise ConfigError(said.replace(str(draft.path), str(path))) from error
-    finally:
-        shutil.rmtree(draft.path, ignore_errors=True)
+        raise ConfigError(said.replace(str(draft), str(path))) from error
     return DeploymentFolder(path)
 
 
@@ -120,7 +120,7 @@ def _fill(
     certificates.make_server_certificate(draft.server, authority, _LOCAL)
     shutil.copyfile(draft.authority / "ca.crt", draft.server / "ca.crt")
     signer = Ed25519PrivateKey.generate()
-    certificates.write_private(draft.signer.key_file, signer.private_bytes_raw())
+    create_durably(draft.signer.key_file, signer.private_bytes_raw())
     _write_flower_configuration(draft, final, settings)
     _script(draft.server / "start-superlink.sh", _superlink(settings))
     _script(draft.signer.script, ['exec "$BIN/python" -m simulations.deploy.signer .'])
@@ -150,7 +150,7 @@ def _fill(
         node.flower_home.mkdir(mode=0o700)
         shared = secrets.token_hex(32).encode()
         for role in ("supernode", "executor"):  # two users, and neither can read what is the other's
-            certificates.write_private(node.secret(role), shared)
+            create_durably(node.secret(role), shared)
         shutil.copyfile(draft.authority / "ca.crt", node.ca)
         node.ca.chmod(0o644)
         for role, lines in _node_scripts(settings, one).items():
@@ -378,18 +378,3 @@ def _quoted(path: Path) -> str:
     """A path as one word of a unit's command line."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{text}"'
-
-
-def free_ports(count: int) -> list[int]:
-    """Different free ports of this machine."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
-__all__ = ["create", "enrol", "free_ports"]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ssl
-import urllib.error
-import urllib.request
 
 from fedlgm.errors import RunError
-from simulations.deploy.layout import CONNECTION, DeploymentFolder
-from simulations.engines.flower_command import FlwrCommand, environment
+from simulations.deploy.layout import DeploymentFolder
+from simulations.engines.flower_command import CONNECTION, FlwrCommand, environment
+from simulations.engines.flower_processes import answers
 
 
 class Flower(FlwrCommand):
@@ -41,13 +40,5 @@ class Flower(FlwrCommand):
 
     def healthy(self) -> bool:
         """Whether the SuperLink answers, under the deployment's certificate."""
-        settings = self._folder.settings()
         context = ssl.create_default_context(cafile=str(self._folder.server / "ca.crt"))
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        )
-        try:
-            with opener.open(f"https://{settings.local}/health", timeout=2):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
+        return answers(f"https://{self._folder.settings().local}", context)

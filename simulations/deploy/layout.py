@@ -13,7 +13,6 @@ DIR/logs/, DIR/processes.json  of what `fedlgm deploy up` has started on this ma
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clients.node.folder import NodeFolder
 from fedlgm.errors import ConfigError, RunError
-
-CONNECTION = "fedlgm"
+from fedlgm.files import Under, read_toml
 
 
 class DeployedNode(BaseModel):
@@ -62,24 +60,17 @@ class DeployedNodeFolder:
         """Policy, keys and ledger of its release service."""
         return NodeFolder(self.path / "service")
 
-    @property
-    def flower_key(self) -> Path:
-        """Private key of its SuperNode; the public half is beside it, with `.pub`."""
-        return self.path / "supernode.key"
+    flower_key = Under("supernode.key")
+    """Private key of its SuperNode; the public half is beside it, with `.pub`."""
 
     def secret(self, role: str) -> Path:
         """Secret shared by "supernode" and "executor": the same bytes in one file each, readable only by its user."""
         return self.path / f"{role}.secret"
 
-    @property
-    def flower_home(self) -> Path:
-        """FLWR_HOME of its SuperNode."""
-        return self.path / "flower"
-
-    @property
-    def ca(self) -> Path:
-        """Certificate of the deployment's own authority."""
-        return self.path / "ca.crt"
+    flower_home = Under("flower")
+    """FLWR_HOME of its SuperNode."""
+    ca = Under("ca.crt")
+    """Certificate of the deployment's own authority."""
 
     def script(self, role: str) -> Path:
         """Script that starts one of its processes: "service", "supernode" or "executor"."""
@@ -92,30 +83,16 @@ class SignerFolder:
 
     path: Path
 
-    @property
-    def key_file(self) -> Path:
-        """The key."""
-        return self.path / "question.key"
-
-    @property
-    def runs(self) -> Path:
-        """Registered runs."""
-        return self.path / "runs"
-
-    @property
-    def signed_file(self) -> Path:
-        """Record of signed questions."""
-        return self.path / "signed.sqlite"
-
-    @property
-    def socket(self) -> Path:
-        """The signer's socket; users with access to its folder may ask."""
-        return self.path / "run" / "sign.sock"
-
-    @property
-    def script(self) -> Path:
-        """Script that starts it."""
-        return self.path / "start-signer.sh"
+    key_file = Under("question.key")
+    """The key."""
+    runs = Under("runs")
+    """Registered runs."""
+    signed_file = Under("signed.sqlite")
+    """Record of signed questions."""
+    socket = Under("run/sign.sock")
+    """The signer's socket; users with access to its folder may ask."""
+    script = Under("start-signer.sh")
+    """Script that starts it."""
 
     def key(self) -> Ed25519PrivateKey:
         """The key that signs questions.
@@ -154,65 +131,34 @@ class DeploymentFolder:
             )
         return folder
 
-    @property
-    def settings_file(self) -> Path:
-        """Address, ports, names."""
-        return self.path / "deploy.toml"
-
-    @property
-    def server(self) -> Path:
-        """The server's own files."""
-        return self.path / "server"
+    settings_file = Under("deploy.toml")
+    """Address, ports, names."""
+    server = Under("server")
+    """The server's own files."""
 
     @property
     def signer(self) -> SignerFolder:
         """The signer's files."""
         return SignerFolder(self.path / "signer")
 
-    @property
-    def proxy(self) -> Path:
-        """The proxy's files, if there is a proxy."""
-        return self.path / "proxy"
-
-    @property
-    def authority(self) -> Path:
-        """The certificate authority's."""
-        return self.path / "authority"
-
-    @property
-    def flower_home(self) -> Path:
-        """FLWR_HOME of the server's operator: Flower's configuration."""
-        return self.server / "flower"
-
-    @property
-    def enrolment_file(self) -> Path:
-        """The client of every registered node."""
-        return self.path / "enrolment.toml"
-
-    @property
-    def positions_file(self) -> Path:
-        """Last known position of each node's ledger."""
-        return self.server / "positions.json"
-
-    @property
-    def registered_file(self) -> Path:
-        """Names of the nodes that the SuperLink knows."""
-        return self.server / "registered"
-
-    @property
-    def runs(self) -> Path:
-        """Run folders."""
-        return self.server / "runs"
-
-    @property
-    def logs(self) -> Path:
-        """Output of started processes."""
-        return self.path / "logs"
-
-    @property
-    def processes_file(self) -> Path:
-        """Processes that `up` has started."""
-        return self.path / "processes.json"
+    proxy = Under("proxy")
+    """The proxy's files, if there is a proxy."""
+    authority = Under("authority")
+    """The certificate authority's."""
+    flower_home = Under("server/flower")
+    """FLWR_HOME of the server's operator: Flower's configuration."""
+    enrolment_file = Under("enrolment.toml")
+    """The client of every registered node."""
+    positions_file = Under("server/positions.json")
+    """Last known position of each node's ledger."""
+    registered_file = Under("server/registered")
+    """Names of the nodes that the SuperLink knows."""
+    runs = Under("server/runs")
+    """Run folders."""
+    logs = Under("logs")
+    """Output of started processes."""
+    processes_file = Under("processes.json")
+    """Processes that `up` has started."""
 
     def settings(self) -> Settings:
         """`deploy.toml`.
@@ -221,8 +167,8 @@ class DeploymentFolder:
             ConfigError: damaged.
         """
         try:
-            return Settings.model_validate(tomllib.loads(self.settings_file.read_text(encoding="utf-8")))
-        except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+            return Settings.model_validate(read_toml(self.settings_file))
+        except ValidationError as error:
             raise ConfigError(f"{self.settings_file} cannot be used: {error}") from error
 
     def write_settings(self, settings: Settings) -> None:

@@ -19,10 +19,10 @@ from fedlgm.files import write_durably
 from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.rows import DeploymentStatus, Hello, NodeStatus, RunState
-from simulations.engines.flower_command import environment
+from simulations.engines.flower_command import environment, tail
+from simulations.engines.flower_processes import end, started_under, with_children
 
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
-_ENDING_S = 10.0
 _STILL_CONNECTED = "[code: 2004]"
 """Line of a SuperNode that the SuperLink takes for connected, as it does for half a minute after a kill."""
 _AGAIN_S = 2.0
@@ -42,7 +42,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         if "superlink" not in running:
             if flower.healthy():
                 raise RunError(f"something else answers at {settings.local}: stop it, or change deploy.toml")
-            _end(_started_under(folder.flower_home))  # ServerApps of a SuperLink that died: they still hold their runs
+            end(started_under(folder.flower_home))  # ServerApps of a SuperLink that died: they still hold their runs
         _start(folder, "superlink", running, started)
         _start(folder, "signer", running, started)
         if settings.superlink is not None:
@@ -167,7 +167,7 @@ def _wait(
         for role in [one for one in dict.fromkeys((*found, *started)) if one not in running]:
             if role in started:  # another role was found running, but was about to end
                 if not role.endswith("-supernode") or _STILL_CONNECTED not in _said(folder, role, started[role]):
-                    raise RunError(f"{role} ended:\n{_tail(folder.logs / f'{role}.log')}")
+                    raise RunError(f"{role} ended:\n{tail(_said(folder, role, 0))}")
                 time.sleep(_AGAIN_S)
             _start(folder, role, running, started)
         if time.monotonic() > deadline:
@@ -197,41 +197,14 @@ def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
     running = _running(folder)
     # SuperNodes first: they tell the SuperLink that they leave, which would refuse them for half a minute otherwise.
     supernodes = {running[role] for role in roles if role in running and role.endswith("-supernode")}
-    family = {one for role in roles if role in running for one in _with_children(running[role])}
+    family = {one for role in roles if role in running for one in with_children(running[role])}
     if "superlink" in roles:
-        family |= _started_under(folder.flower_home)
-    _end(supernodes)
-    _end(family)
+        family |= started_under(folder.flower_home)
+    end(supernodes)
+    end(family)
     kept = {role: pair for role, pair in _recorded(folder).items() if role not in roles}
     write_durably(folder.processes_file, json.dumps(kept).encode())
     return len(family)
-
-
-def _end(family: set[psutil.Process]) -> None:
-    for one in family:
-        with contextlib.suppress(psutil.Error):
-            one.terminate()
-    _, left = psutil.wait_procs(family, timeout=_ENDING_S)
-    for one in left:
-        with contextlib.suppress(psutil.Error):
-            one.kill()
-    psutil.wait_procs(left, timeout=_ENDING_S)
-
-
-def _with_children(process: psutil.Process) -> set[psutil.Process]:
-    with contextlib.suppress(psutil.Error):
-        return {process, *process.children(recursive=True)}
-    return {process}
-
-
-def _started_under(home: Path) -> set[psutil.Process]:
-    """Processes whose FLWR_HOME is `home`, since the SuperLink's SuperExec and ServerApps have their own sessions."""
-    found = set()
-    for one in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if one.environ().get("FLWR_HOME") == str(home):
-                found |= _with_children(one)
-    return {one for one in found if one.pid != psutil.Process().pid}
 
 
 def _all_know_their_id(folder: DeploymentFolder, started: dict[str, int]) -> bool:
@@ -243,7 +216,3 @@ def _said(folder: DeploymentFolder, role: str, since: int) -> str:
     with (folder.logs / f"{role}.log").open("rb") as log:
         log.seek(since)
         return log.read().decode("utf-8", errors="replace")
-
-
-def _tail(log: Path, lines: int = 12) -> str:
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-lines:])

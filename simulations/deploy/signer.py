@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clients.node.ending import on_order_to_stop
 from fedlgm import node_protocol as protocol
-from fedlgm.errors import FedlgmError, RunError
+from fedlgm.errors import FedlgmError, RunError, first_problem
 from fedlgm.node_protocol import FrameError, Question, printable
 from fedlgm.secagg.steps import NO_MODEL
 from simulations.deploy.layout import SignerFolder
@@ -124,8 +124,7 @@ class _Connection(socketserver.StreamRequestHandler):
             _log.warning("not signed: %s", error)
             answer = {"ok": False, "why": str(error)}
         except ValidationError as error:
-            first = error.errors()[0]
-            answer = {"ok": False, "why": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}
+            answer = {"ok": False, "why": first_problem(error)}
         except Exception:  # nothing that a question holds may end the signer
             _log.exception("a question failed")
             answer = {"ok": False, "why": "see the signer's log"}

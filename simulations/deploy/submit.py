@@ -14,10 +14,10 @@ import tomli_w
 from fedlgm.errors import RunError
 from simulations.config.recipe import Recipe
 from simulations.deploy.flower_cli import Flower
-from simulations.deploy.layout import CONNECTION, DeploymentFolder
+from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.registration import Registration
 from simulations.deploy.server_entry import ENDED, TOLD, DeployedAssembly, deployed
-from simulations.engines.flower_command import reason
+from simulations.engines.flower_command import CONNECTION, completed, reason
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 from strategies.node.enrolment import Enrolment
@@ -66,20 +66,14 @@ def run(
     run_config.write_text(tomli_w.dumps(here))
     (target.private / ENDED).unlink(missing_ok=True)
     seen = _size(target)
-    run_id = str(flower.json("run", str(APP), CONNECTION, "--run-config", str(run_config))["run-id"])
+    run_id = flower.submit(APP, "--run-config", str(run_config))
     try:
         status = _follow(flower, run_id, target, seen, say)
     except BaseException:
         flower.text("stop", run_id, CONNECTION)
         say("stopped; the same command, without --fresh, resumes the run")
         raise
-    result = target.result()
-    if status != "finished:completed" or result is None:
-        diverged = target.diverged.read()
-        if diverged is not None:
-            raise diverged
-        raise RunError(_reason(status, flower.text("log", run_id, CONNECTION, "--show")))
-    return result
+    return completed(target, status, lambda: _reason(status, flower.log(run_id)))
 
 
 def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -> str:
@@ -137,8 +131,7 @@ def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Call
             seen, asked, silence = now, time.monotonic(), _SILENCE_S
         ended = (target.private / ENDED).exists()
         if time.monotonic() - asked > (0.5 if ended else silence):
-            runs = flower.json("list", CONNECTION, "--run-id", run_id)["runs"]
-            status, asked, silence = str(runs[0]["status"]), time.monotonic(), min(2 * silence, _LONGEST_S)
+            status, asked, silence = flower.status(run_id), time.monotonic(), min(2 * silence, _LONGEST_S)
             if status.startswith("finished"):
                 return status
 

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlgm.errors import RunError
 from fedlgm.files import write_durably
 from simulations.config.own import Own
 from simulations.engines.base import Engine, EngineOptions, Serve, require_ray
-from simulations.engines.flower_command import reason
-from simulations.engines.superlink import Flwr, private_superlink
+from simulations.engines.flower_command import FlwrCommand, completed, reason
+from simulations.engines.superlink import private_superlink
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary
 
@@ -44,11 +43,11 @@ class FlowerEngine(Engine):
 
     name = "flower"
     in_process = False
+    refuses = ("ray_address",)
 
     def __init__(self, options: EngineOptions | None = None) -> None:
         super().__init__(options)
         require_ray(self.name)
-        self.options.refuse(self.name, "ray_address")
 
     @contextmanager
     def started(self, assembly: Assembly) -> Iterator[Serve]:
@@ -101,7 +100,7 @@ def run_flower(
             )
         )
         folder.keys(recipe.run.seed)
-        run_id = flwr.submit(APP, federation, config)
+        run_id = flwr.submit(APP, "--federation-config", federation, "--run-config", config)
         seen = len(folder.rows())
 
         def pass_on() -> bool:
@@ -115,17 +114,12 @@ def run_flower(
             return folder.result_file.is_file()
 
         status = follow(flwr, run_id, log, pass_on)
-        result = folder.result()
-        if status != "finished:completed" or result is None:
-            diverged = folder.diverged.read()
-            if diverged is not None:
-                raise diverged
-            raise RunError(f"Flower reports {status} for the run. {reason(flwr.log(run_id))}")
+        result = completed(folder, status, lambda: f"Flower reports {status} for the run. {reason(flwr.log(run_id))}")
         result.update(folder.audited())
         return result
 
 
-def follow(flwr: Flwr, run_id: str, log: Path, look: Callable[[], bool] = lambda: False) -> str:
+def follow(flwr: FlwrCommand, run_id: str, log: Path, look: Callable[[], bool] = lambda: False) -> str:
     """Wait for a run's end; returns Flower's status of it.
 
     Args:

@@ -7,13 +7,20 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedlgm.errors import RunError
 
+if TYPE_CHECKING:
+    from simulations.runs.folder import RunFolder
+    from simulations.runs.rows import RunSummary
+
+CONNECTION = "fedlgm"
+"""Name of the SuperLink in Flower's configuration."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_TAIL = 15
 _LEVEL = re.compile(r"^(?:[A-Z]+\s*:\s+)?")
 
 
@@ -72,10 +79,44 @@ class FlwrCommand:
             raise RunError(f"`flwr {name}` failed: {answer.get('error-message') or tail(text)}")
         return answer
 
+    def submit(self, app: Path, *options: str) -> str:
+        """Start a run of the app in a folder, with options of `flwr run`, and return its id.
 
-def tail(text: str, lines: int = 15) -> str:
+        Raises:
+            RunError: Flower refuses it; the message ends with Flower's reason.
+        """
+        return str(self.json("run", str(app), CONNECTION, *options)["run-id"])
+
+    def status(self, run_id: str) -> str:
+        """Flower's status of a run; asking takes seconds of a core."""
+        return str(self.json("list", CONNECTION, "--run-id", run_id)["runs"][0]["status"])
+
+    def log(self, run_id: str) -> str:
+        """The run's log."""
+        return self.text("log", run_id, CONNECTION, "--show")
+
+
+def completed(folder: RunFolder, status: str, why: Callable[[], str]) -> RunSummary:
+    """The summary of a run that Flower says has ended.
+
+    Args:
+        folder: the run's folder.
+        status: Flower's status of the run.
+        why: says why it did not complete.
+
+    Raises:
+        DivergedError: a round's model is NaN or infinite.
+        RunError: the run did not complete.
+    """
+    result = folder.result()
+    if status == "finished:completed" and result is not None:
+        return result
+    raise folder.diverged.read() or RunError(why())
+
+
+def tail(text: str) -> str:
     """The last lines of a log."""
-    return "\n".join(_COLOUR.sub("", text).strip().splitlines()[-lines:])
+    return "\n".join(_COLOUR.sub("", text).strip().splitlines()[-_TAIL:])
 
 
 def reason(log: str) -> str:

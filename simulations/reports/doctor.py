@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib import metadata
 
 import torch
 
 from fedlgm import devices
 from fedlgm.aggregation import kernels
+from fedlgm.remembered import version_of
 from fedlgm.training import native
 
 _PACKAGES = ("fedlgm", "flwr", "ray", "torch", "torchvision", "dp-accounting", "opacus", "flwr-datasets", "numpy")
@@ -31,7 +31,7 @@ def examine() -> dict[str, str | int | list[str] | None]:
         available.append(name)
     return {
         "python": platform.python_version(),
-        **{package: _version(package) for package in _PACKAGES},
+        **{package: version_of(package) or "missing" for package in _PACKAGES},
         "cores": os.cpu_count(),
         "devices": [f"{name} ({what})" for name, what in devices.found().items()],
         "noise backends": [_noise(name) for name in devices.found()],
@@ -62,11 +62,4 @@ def _triton() -> str:
     if not kernels.has_triton():
         return "missing"
     how = "in its interpreter: TRITON_INTERPRET=1" if kernels.triton_interprets() else "not used: no CUDA device"
-    return f"{_version('triton')} ({'compiled' if torch.cuda.is_available() else how})"
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "missing"
+    return f"{version_of('triton')} ({'compiled' if torch.cuda.is_available() else how})"

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from fedlgm.errors import LedgerError, RunError
-from fedlgm.files import PUBLIC, close_folder, open_private, write_durably
+from fedlgm.files import PUBLIC, Under, close_folder, drafted, open_private, write_durably
 from fedlgm.keys import KeyRing
 from fedlgm.privacy.charge import Head
 from fedlgm.privacy.cost import Cost
@@ -57,15 +55,12 @@ class RunFolder:
             RunError: the folder exists (nothing is changed) or cannot be created.
         """
         cls.refuse_existing(path)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            (draft / "checkpoints").mkdir(parents=True)
-            write_durably(cls(draft).recipe_file, recipe.to_toml().encode(), PUBLIC)
-            draft.rename(path)
+            with drafted(path) as draft:
+                (draft / "checkpoints").mkdir(parents=True)
+                write_durably(cls(draft).recipe_file, recipe.to_toml().encode(), PUBLIC)
         except OSError as error:
             raise RunError(f"cannot create the run folder {path}: {error.strerror}; choose another folder") from error
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
         return cls(path)
 
     @staticmethod
@@ -93,35 +88,22 @@ class RunFolder:
             raise RunError(f"{path} is not a run folder (it has no recipe.toml){hint}")
         return folder
 
-    @property
-    def recipe_file(self) -> Path:
-        """The resolved recipe."""
-        return self.path / "recipe.toml"
-
-    @property
-    def ledger_file(self) -> Path:
-        """The privacy ledger."""
-        return self.path / "ledger.sqlite"
-
-    @property
-    def result_file(self) -> Path:
-        """The final summary, written once at the end."""
-        return self.path / "result.json"
-
-    @property
-    def audit_file(self) -> Path:
-        """Audit of a run by its canaries; it depends on values before the noise, so it is not released."""
-        return self.private / "audit.json"
+    recipe_file = Under("recipe.toml")
+    """The resolved recipe."""
+    ledger_file = Under("ledger.sqlite")
+    """The privacy ledger."""
+    result_file = Under("result.json")
+    """The final summary, written once at the end."""
+    audit_file = Under("private/audit.json")
+    """Audit of a run by its canaries; it depends on values before the noise, so it is not released."""
 
     @property
     def provenance(self) -> ProvenanceFile:
         """The run's provenance: clients, versions, sources of users' objects."""
         return ProvenanceFile(self.path / "provenance.json")
 
-    @property
-    def private(self) -> Path:
-        """The folder of the operator's files."""
-        return self.path / "private"
+    private = Under("private")
+    """The folder of the operator's files."""
 
     def private_file(self, name: str) -> Path:
         """A new, empty file that only the operator may read."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 from fedlgm import models
 from fedlgm.extension import is_reference, source_of
+from fedlgm.remembered import version_of
 from fedlgm.training import native
 from simulations.config.assembly import Assembly
 from simulations.runs.rows import Provenance, Source
@@ -30,7 +29,7 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
         "objects": assembly.own.fingerprints(assembly.module(), assembly.partition) if assembly.own else {},
         "sources": sources(assembly),
         "layers": dict(zip(assembly.layers.names, assembly.layers.sizes.tolist(), strict=True)),
-        "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "versions": {name: version for name in _PACKAGES if (version := version_of(name))},
     }
     if nodes.simulated:
         made["trained_by"] = _trained_by(assembly)
@@ -65,10 +64,3 @@ def sources(assembly: Assembly) -> dict[str, Source]:
         if path is not None:
             found[what] = {"name": f"{section}.{key}", "file": path, "sha256": models.digest_of_file(path)}
     return found
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -11,6 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedlgm.errors import ConfigError, explained
+from fedlgm.files import read_toml
 from fedlgm.node_protocol import Name
 
 _HEX = r"^[0-9a-f]{64}$"
@@ -55,9 +55,7 @@ class Enrolment(BaseModel):
             ConfigError: the file is missing or invalid; the message gives the reason.
         """
         try:
-            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the enrolment {path} cannot be read: {error}") from error
+            return cls.model_validate(read_toml(path))
         except ValidationError as error:
             raise ConfigError(f"{path}: {explained(error.errors()[0])}") from error
 

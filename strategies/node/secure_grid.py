@@ -30,7 +30,7 @@ from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.integer import centred
 from fedlgm.node_protocol import Question
-from fedlgm.secagg.steps import AHEAD, NO_MODEL, WORDS, terms_of
+from fedlgm.secagg.steps import AHEAD, NO_MODEL, WORDS, terms_of, texts
 from strategies.node.grid import FIRST_NODE, NodeGrid
 from strategies.node.round import Asked
 from strategies.node.secagg import SecureSum, VoidRound
@@ -189,7 +189,7 @@ class _Attempt:
                     f"{error}. Nothing has been charged; the same command, without --fresh, resumes the run"
                 ) from error
         self._ask(protocol.sha256(self._model))
-        given: dict[int, Any] = {client: {"sealed": _texts(sealed)} for client, sealed in self._delivered.items()}
+        given: dict[int, Any] = {client: {"sealed": texts(sealed)} for client, sealed in self._delivered.items()}
         try:
             following = self._following()
             for one in self._trip("mask", given, following):
@@ -199,7 +199,7 @@ class _Attempt:
             answered = server.answered()
             signed = server.sent() or self._agreed(answered)
             further = following if following and answered == self._clients and following.complete() else None
-            given = {client: {"signatures": _texts(signed)} for client in signed}
+            given = {client: {"signatures": texts(signed)} for client in signed}
             revealed = self._said("unmask", given, further, {"adverts": further._adverts} if further else None)
             total = server.total({client: _numbered(said.get("shares")) for client, said in revealed})
             if further:
@@ -307,10 +307,6 @@ class _Attempt:
         for client, count in Counter(accused).items():
             if client in self._questions and count > self.server.terms.colluders:
                 self.guilty[client] = f"the shares that it sealed for {count} nodes are not authentic"
-
-
-def _texts(values: Mapping[int, str]) -> dict[str, str]:
-    return {str(client): text for client, text in values.items()}
 
 
 def _numbered(raw: Any) -> dict[int, str]:

@@ -14,7 +14,7 @@ from clients.node.policy import Refusal
 from clients.node.secagg import Distributed, Participant, SessionStore
 from clients.node.secagg.store import _SCHEMA
 from fedlgm.node_protocol import public_text
-from fedlgm.secagg.cohort import Terms
+from fedlgm.secagg.cohort import Survivors, Terms
 from strategies.node.secagg import SecureSum
 
 STEPS = ("advertise", "share", "mask", "agree", "unmask")
@@ -27,6 +27,14 @@ class MemoryStore(SessionStore):
         self._path, self.kept = Path(":memory:"), 4
         self._db = sqlite3.connect(":memory:", isolation_level=None)
         self._db.executescript(_SCHEMA)
+        self.sets: dict[str, tuple[Survivors, str]] = {}
+
+    def signed(self, cohort: str) -> tuple[Survivors, str] | None:
+        return self.sets.get(cohort)
+
+    def sign(self, survivors: Survivors, signature: str) -> None:
+        assert survivors.cohort not in self.sets
+        self.sets[survivors.cohort] = survivors, signature
 
 
 @dataclass

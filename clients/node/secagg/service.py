@@ -6,7 +6,6 @@ and the digest of every vector that may have left, and its witness shows whether
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,37 +17,9 @@ from clients.node.ledger import NodeLedger
 from clients.node.policy import Policy, Refusal
 from clients.node.secagg.participant import Participant
 from clients.node.secagg.store import SessionStore
-from fedlgm.errors import ConfigError, LedgerError
-from fedlgm.secagg.cohort import MOST_NODES, Survivors, Terms
-
-
-class LedgeredStore(SessionStore):
-    """Sessions in their own file, and signed sets of survivors in the node's ledger.
-
-    Args:
-        path: SQLite file of the sessions; created if missing.
-        ledger: the node's ledger.
-    """
-
-    def __init__(self, path: Path, ledger: NodeLedger) -> None:
-        super().__init__(path)
-        self._ledger = ledger
-
-    def signed(self, cohort: str) -> tuple[Survivors, str] | None:
-        """See `SessionStore.signed`."""
-        found = self._ledger.agreed(cohort)
-        if found is None:
-            return None
-        try:
-            kept = json.loads(found)
-            return Survivors(cohort, tuple(kept["sharing"]), tuple(kept["answered"])), str(kept["signature"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise LedgerError(f"the ledger's set of survivors of {cohort} cannot be read: {error!r}") from error
-
-    def sign(self, survivors: Survivors, signature: str) -> None:
-        """See `SessionStore.sign`."""
-        kept = {"sharing": survivors.sharing, "answered": survivors.answered, "signature": signature}
-        self._ledger.agree(survivors.cohort, json.dumps(kept))
+from fedlgm.errors import ConfigError
+from fedlgm.secagg.cohort import MOST_NODES, Terms
+from fedlgm.secagg.steps import texts
 
 
 class SecureSteps:
@@ -68,7 +39,7 @@ class SecureSteps:
     def __init__(self, policy: Policy, signer: Ed25519PrivateKey, ledger: NodeLedger, file: Path) -> None:
         if policy.distributed is None:
             raise ConfigError("a policy without a section [distributed] takes part in no secure sum")
-        self._store = LedgeredStore(file, ledger)
+        self._store = SessionStore(file, ledger)
         try:
             self._participant = Participant(policy.node.client, signer, policy.distributed, self._store)
         except Refusal as refusal:
@@ -94,10 +65,10 @@ class SecureSteps:
             if not isinstance(adverts, list) or len(adverts) > MOST_NODES:
                 raise Refusal("malformed", f"adverts must be a list of at most {MOST_NODES}")
             shared = node.share(attempt, adverts)
-            return {"sealed": _texts(shared.sealed), "commitment": shared.commitment}
+            return {"sealed": texts(shared.sealed), "commitment": shared.commitment}
         if step == "agree":
             return {"signature": node.agree(attempt, given.get("answered"))}
-        return {"shares": _texts(node.unmask(attempt, _by_client(given.get("signatures"))))}
+        return {"shares": texts(node.unmask(attempt, _by_client(given.get("signatures"))))}
 
     def mask(
         self,
@@ -127,10 +98,6 @@ class SecureSteps:
         self._store.close()
 
 
-def _texts(values: Mapping[int, str]) -> dict[str, str]:
-    return {str(client): text for client, text in values.items()}
-
-
 def _by_client(raw: Any) -> dict[int, str]:
     """Texts by client number.
 
@@ -139,7 +106,7 @@ def _by_client(raw: Any) -> dict[int, str]:
     """
     if not isinstance(raw, dict) or len(raw) > MOST_NODES:
         raise Refusal("malformed", f"a step's texts must be an object with at most {MOST_NODES} clients")
-    texts = {int(client): text for client, text in raw.items() if client.isdecimal() and len(client) < 11}
-    if len(texts) < len(raw) or not all(isinstance(text, str) for text in texts.values()):
+    found = {int(client): text for client, text in raw.items() if client.isdecimal() and len(client) < 11}
+    if len(found) < len(raw) or not all(isinstance(text, str) for text in found.values()):
         raise Refusal("malformed", "a step's texts must be given by client number, each once")
-    return texts
+    return found

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clients.node.ledger import NodeLedger
 from fedlgm.errors import LedgerError
-from fedlgm.node_protocol import canonical
+from fedlgm.files import transaction
 from fedlgm.secagg.cohort import Survivors
 
 _SCHEMA = """
@@ -22,8 +23,6 @@ CREATE TABLE IF NOT EXISTS sessions (
     state TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS vectors (attempt TEXT PRIMARY KEY, words BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS signed (cohort TEXT PRIMARY KEY, sharing TEXT NOT NULL, answered TEXT NOT NULL,
-    signature TEXT NOT NULL) WITHOUT ROWID;
 """
 _FORGET = """
 DELETE FROM sessions
@@ -64,12 +63,13 @@ class Session:
 
 
 class SessionStore:
-    """Sessions, of which the newest few are kept, and signed sets of survivors, which are kept for good.
+    """Sessions in their own file, of which the newest few are kept, and signed sets of survivors in the node's ledger.
 
-    One process at a time uses it: the one that holds the node's ledger.
+    One process at a time uses it: the one that holds the ledger.
 
     Args:
-        path: SQLite file; created if missing.
+        path: SQLite file of the sessions; created if missing.
+        ledger: the node's ledger.
         kept: number of open sessions, of which a run has up to two; the secrets of older ones are deleted, and their
             rounds continue without this node. Finished ones are kept while they are among as many newest ones.
 
@@ -77,8 +77,8 @@ class SessionStore:
         LedgerError: the file cannot be used.
     """
 
-    def __init__(self, path: Path, kept: int = 8) -> None:
-        self._path, self.kept = path, kept
+    def __init__(self, path: Path, ledger: NodeLedger, kept: int = 8) -> None:
+        self._path, self._ledger, self.kept = path, ledger, kept
         with self._translated():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._db = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
@@ -94,14 +94,14 @@ class SessionStore:
 
     def open(self, attempt: str, session: Session) -> None:
         """Keep a new session, and delete those that are neither among the newest nor among the newest open ones."""
-        with self._transaction():
+        with self._translated(), transaction(self._db):
             self._db.execute("INSERT INTO sessions (attempt, state) VALUES (?, ?)", (attempt, _text(session)))
             self._db.execute(_FORGET, {"kept": self.kept})
             self._db.execute("DELETE FROM vectors WHERE attempt NOT IN (SELECT attempt FROM sessions)")
 
     def keep(self, attempt: str, session: Session, vector: bytes | None = None) -> None:
         """Replace the state of a session, and add its masked vector; returns after both are on disk, or neither."""
-        with self._transaction():
+        with self._translated(), transaction(self._db):
             if vector is not None:
                 self._db.execute("INSERT INTO vectors VALUES (?, ?)", (attempt, vector))
             changed = self._db.execute("UPDATE sessions SET state = ? WHERE attempt = ?", (_text(session), attempt))
@@ -115,14 +115,19 @@ class SessionStore:
         return None if row is None else row[0]
 
     def signed(self, cohort: str) -> tuple[Survivors, str] | None:
-        """The set of survivors that this node has signed for a cohort, and the signature."""
-        with self._translated():
-            row = self._db.execute(
-                "SELECT sharing, answered, signature FROM signed WHERE cohort = ?", (cohort,)
-            ).fetchone()
-        if row is None:
+        """The set of survivors that this node has signed for a cohort, and the signature.
+
+        Raises:
+            LedgerError: the ledger's record cannot be read.
+        """
+        found = self._ledger.agreed(cohort)
+        if found is None:
             return None
-        return Survivors(cohort, tuple(json.loads(row[0])), tuple(json.loads(row[1]))), str(row[2])
+        try:
+            kept = json.loads(found)
+            return Survivors(cohort, tuple(kept["sharing"]), tuple(kept["answered"])), str(kept["signature"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError(f"the ledger's set of survivors of {cohort} cannot be read: {error!r}") from error
 
     def sign(self, survivors: Survivors, signature: str) -> None:
         """Record the only set that is ever signed for its cohort; returns after it is on disk.
@@ -130,24 +135,12 @@ class SessionStore:
         Raises:
             LedgerError: one was recorded before.
         """
-        row = (survivors.cohort, canonical(survivors.sharing), canonical(survivors.answered), signature)
-        with self._transaction():
-            self._db.execute("INSERT INTO signed VALUES (?, ?, ?, ?)", row)
+        kept = {"sharing": survivors.sharing, "answered": survivors.answered, "signature": signature}
+        self._ledger.agree(survivors.cohort, json.dumps(kept))
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._translated():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

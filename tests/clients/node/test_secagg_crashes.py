@@ -45,8 +45,8 @@ class Node:
         self.start()
 
     def start(self) -> None:
-        self.store = SessionStore(self.folder / "rounds.sqlite")
         self.ledger = NodeLedger(self.folder / "ledger.sqlite", self.folder / "seen.json", "hearts")
+        self.store = SessionStore(self.folder / "rounds.sqlite", self.ledger)
         self.participant = Participant(*self._parts, self.store)
 
     def stop(self) -> None:

@@ -12,7 +12,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clients.node.ledger import NodeLedger
-from clients.node.secagg.service import LedgeredStore
 from clients.node.secagg.store import SessionStore
 from clients.node.service import Service
 from fedlgm import node_protocol as protocol
@@ -470,7 +469,7 @@ def test_the_ledger_holds_the_signed_sets(federation):
     folder = federation.folders[2]
     federation.served.stop(folder)
     with folder.ledger() as ledger:
-        store = LedgeredStore(folder.rounds_file, ledger)
+        store = SessionStore(folder.rounds_file, ledger)
         cohort = store.session(terms_of(federation.question(2), plan()).digest).cohort
         survivors, signature = store.signed(cohort)
         assert survivors.valid(signature, federation.services[2])

@@ -306,7 +306,7 @@ def test_the_command_line_writes_a_folder_and_json(monkeypatch, capsys, tmp_path
         (["pca", "--set", "method=magic"], "method: unknown 'magic'; known: gaussian-iid"),
         (["pca", "--set", "data=digits", "--set", "rank=65"], "rank: must be at most the 64 features"),
         (["pca", "--set", "rank=101"], "rank"),
-        (["pca", "missing.toml"], "cannot read the settings missing.toml"),
+        (["pca", "missing.toml"], "missing.toml cannot be read"),
     ],
     ids=str,
 )

@@ -21,9 +21,10 @@ from fedlgm.errors import ConfigError, RunError
 from simulations.config import recipe as recipes
 from simulations.deploy import certificates, submit
 from simulations.deploy.commands import app
-from simulations.deploy.create import create, enrol, free_ports
+from simulations.deploy.create import create, enrol
 from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.server_entry import deployed, work_of
+from simulations.engines.flower_processes import free_ports
 from strategies.node.enrolment import Enrolment, key_digest
 
 

@@ -22,11 +22,12 @@ from fedlgm.errors import RunError
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.deploy import certificates, processes, submit
-from simulations.deploy.create import create, free_ports
+from simulations.deploy.create import create
 from simulations.deploy.flower_cli import Flower
-from simulations.deploy.layout import CONNECTION, DeploymentFolder
+from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.server_entry import REPORT
-from simulations.engines.flower_command import environment
+from simulations.engines.flower_command import CONNECTION, environment
+from simulations.engines.flower_processes import free_ports, started_under
 from strategies.node.enrolment import Enrolment
 from tests.support import hostile_app
 
@@ -233,7 +234,7 @@ def test_a_run_goes_on_after_its_server_app_was_killed(real, monkeypatch):
 
     def kill_after_round_one(line: str) -> None:
         if line.startswith("round 1"):
-            for one in processes._started_under(real.flower_home):
+            for one in started_under(real.flower_home):
                 with suppress(psutil.NoSuchProcess):  # it has just ended
                     if "flwr-serverapp" in " ".join(one.cmdline()):
                         killed.append(one)

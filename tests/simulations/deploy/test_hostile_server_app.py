@@ -23,8 +23,9 @@ from simulations.config import recipe as recipes
 from simulations.deploy import processes, submit
 from simulations.deploy.create import create
 from simulations.deploy.flower_cli import Flower
-from simulations.deploy.layout import CONNECTION, DeploymentFolder
-from simulations.engines.flower_command import FlwrCommand, environment
+from simulations.deploy.layout import DeploymentFolder
+from simulations.engines.flower_command import CONNECTION, FlwrCommand, environment
+from simulations.engines.flower_processes import with_children
 from tests.support.other_users import become, interpreter, write_commands
 
 pytestmark = [
@@ -199,7 +200,7 @@ def test_other_machines_reach_what_supernodes_call_and_nothing_else(lab, tmp_pat
     listening = {
         (role, address.laddr.ip)
         for role in ("superlink", "signer", "proxy")
-        for one in processes._with_children(roles[role])
+        for one in with_children(roles[role])
         for address in one.net_connections(kind="inet")
         if address.status == psutil.CONN_LISTEN
     }

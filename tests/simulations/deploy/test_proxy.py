@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import pytest
 from patience import LIMIT_S
 
-from simulations.deploy.create import create, free_ports
+from simulations.deploy.create import create
+from simulations.engines.flower_processes import free_ports
 
 BESIDE = [
     "/v1/control/start-run", "/v1/control/list-runs", "/v1/runtime/acquire-task", "/v1/fleet/register-node",

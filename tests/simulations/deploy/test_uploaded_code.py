@@ -22,7 +22,8 @@ from simulations.config import recipe as recipes
 from simulations.deploy import processes, submit
 from simulations.deploy.create import create
 from simulations.deploy.flower_cli import Flower
-from simulations.deploy.layout import CONNECTION, DeploymentFolder
+from simulations.deploy.layout import DeploymentFolder
+from simulations.engines.flower_command import CONNECTION
 from tests.support.other_users import become, interpreter, write_commands
 
 STRANGER, GROUP = 65123, 65124

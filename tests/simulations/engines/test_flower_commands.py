@@ -61,7 +61,7 @@ def test_flwr_run_shows_no_warnings(tmp_path, monkeypatch):
     federation = option("flwr run", "--federation-config").replace("num-supernodes=10", "num-supernodes=2")
     log = tmp_path / "superlink.log"
     with private_superlink(log) as flwr:
-        run_id = flwr.submit(APP, federation, run_config(tmp_path / "run"))
+        run_id = flwr.submit(APP, "--federation-config", federation, "--run-config", run_config(tmp_path / "run"))
         done = RunFolder(tmp_path / "run").result_file.is_file  # the log is silent
         assert follow(flwr, run_id, log, done) == "finished:completed", flwr.log(run_id)
         shown = flwr.log(run_id)

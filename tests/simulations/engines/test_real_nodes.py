@@ -22,7 +22,7 @@ from fedlgm.errors import RunError
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.engines.flower import APP, follow
-from simulations.engines.superlink import CONNECTION, Flwr
+from simulations.engines.flower_command import CONNECTION, FlwrCommand
 from simulations.reports.report import ledger_report
 from simulations.runs.folder import RunFolder
 
@@ -110,7 +110,7 @@ class Lab:
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
         )
-        self.flwr = Flwr(self.environment)
+        self.flwr = FlwrCommand(self.environment)
         self.app = home / "app"
         shutil.copytree(APP, self.app)
         (self.app / "client_app.py").write_text(HOSTILE)

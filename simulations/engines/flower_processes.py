@@ -1,0 +1,88 @@
+"""Flower's processes on this machine: whether they answer, who they are, and how they end."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+_ENDING_S = 10.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Different free ports of this machine."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def answers(superlink: str, context: ssl.SSLContext | None = None) -> bool:
+    """Whether the SuperLink at a URL answers, asked directly and not through a proxy.
+
+    Args:
+        superlink: "http://HOST:PORT", or https.
+        context: the certificates that are trusted.
+    """
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    try:
+        with direct.open(f"{superlink}/health", timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def started_under(home: Path) -> set[psutil.Process]:
+    """Processes that were started with this FLWR_HOME, directly or not, except this one.
+
+    A SuperLink's SuperExec, ServerApps and Ray have their own sessions.
+    """
+    found = set()
+    for one in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if one.environ().get("FLWR_HOME") == str(home):
+                found |= with_children(one)  # Ray's workers write their names over their environment
+    return {one for one in found if one.pid != psutil.Process().pid}
+
+
+def with_children(process: psutil.Process) -> set[psutil.Process]:
+    """A process, and all that it has started."""
+    with suppress(psutil.Error):
+        return {process, *process.children(recursive=True)}
+    return {process}
+
+
+def end(family: set[psutil.Process], more: Callable[[], set[psutil.Process]] = set) -> None:
+    """End processes, by force those that take longer than 10 seconds.
+
+    Args:
+        family: the processes.
+        more: finds processes that take the place of those that have ended.
+    """
+    for one in family:
+        with suppress(psutil.Error):
+            one.terminate()
+    gently, at_all = (time.monotonic() + seconds for seconds in (_ENDING_S, 2 * _ENDING_S))
+    while (left := {one for one in family if _alive(one)}) and time.monotonic() < at_all:
+        for one in left if time.monotonic() > gently else ():
+            with suppress(psutil.Error):
+                one.kill()
+        time.sleep(0.1)
+        family = left | more()
+
+
+def _alive(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
