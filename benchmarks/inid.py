@@ -28,7 +28,7 @@ from benchmarks.kept import Values
 from benchmarks.pages import show
 from benchmarks.pca_trials import recovery_errors
 from benchmarks.private_smoothness import private_smoothness
-from benchmarks.profiles import gaussian_groups, gini, laplace_groups, shaped
+from benchmarks.profiles import expected_error, gaussian_groups, gini, laplace_groups, shaped
 from benchmarks.staircase import Staircase2D
 from fedlgm import mechanisms, models
 from fedlgm.keys import KeyRing, Purpose
@@ -64,11 +64,11 @@ def db(ratio: float) -> float:
 
 
 def gaussian_mse(profile: Array, epsilon: float, delta: float = 1e-6) -> float:
-    return inid.expected_error("gaussian", inid.gaussian_inid(profile, epsilon, delta))
+    return expected_error("gaussian", inid.gaussian_inid(profile, epsilon, delta))
 
 
 def laplace_mse(profile: Array, epsilon: float) -> float:
-    return inid.expected_error("laplace", inid.laplace_inid(profile, epsilon))
+    return expected_error("laplace", inid.laplace_inid(profile, epsilon))
 
 
 def claims() -> Rows:
@@ -109,8 +109,8 @@ def table_two() -> Rows:
     for epsilon, printed in zip((0.5, 1.0, 1.5, 2.0, 2.5, 3.0), paper, strict=True):
         noise, profile = Staircase2D.optimal(epsilon), [0.85, 0.15]
         row = {"epsilon": epsilon, "staircase (paper)": printed, "staircase": noise.expected_l1(), "gamma": noise.gamma}
-        row["i.i.d. Laplace"] = inid.expected_error("laplace", inid.laplace_iid(profile, epsilon), p=1)
-        row["i.n.i.d. Laplace"] = inid.expected_error("laplace", inid.laplace_inid(profile, epsilon, p=1), p=1)
+        row["i.i.d. Laplace"] = expected_error("laplace", inid.laplace_iid(profile, epsilon), p=1)
+        row["i.n.i.d. Laplace"] = expected_error("laplace", inid.laplace_inid(profile, epsilon, p=1), p=1)
         rows.append(row)
     return rows
 
@@ -269,7 +269,7 @@ def laplace_mse_by_pld(profile: Array, epsilon: float, delta: float) -> float:
         for _ in range(16):
             middle = math.sqrt(low * high)
             low, high = (middle, high) if fits(profile / shape * middle) else (low, middle)
-        found.append(inid.expected_error("laplace", shape / low))
+        found.append(expected_error("laplace", shape / low))
     return min(found)
 
 
@@ -312,7 +312,7 @@ def gradients() -> Rows:
             scales = gaussian_groups(clip, dims, gaussian_mu(epsilon, 1e-6))
         else:
             scales = laplace_groups(clip, dims, epsilon)
-        noise = inid.expected_error("gaussian" if order == 2 else "laplace", scales, counts=np.array(dims))
+        noise = expected_error("gaussian" if order == 2 else "laplace", scales, counts=np.array(dims))
         return math.sqrt(noise + sum(float(v @ v) for v in lost)) / size
 
     return [

@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from fedlgm.errors import ConfigError, check_count
 from fedlgm.keys import KeyRing, Purpose
+from fedlgm.noise import draw
 from fedlgm.papers.inid.datasets import fully_random_rows
-from fedlgm.papers.inid.pca import CovariancePlan, covariance_sum, perturb, subspace_recovery_error, top_subspace
+from fedlgm.papers.inid.pca import CovariancePlan, covariance_sum, subspace_recovery_error, top_subspace
 
 Array = npt.NDArray[np.float64]
 
@@ -48,3 +49,12 @@ def recovery_errors(
             noisy.append(perturb(totals[plan.entry_clip], plan, keys.numpy_generator(Purpose.NOISE, trial, index)))
         errors[trial] = subspace_recovery_error(top_subspace(np.stack(noisy), rank), basis)
     return dict(zip(plans, errors.T, strict=True))
+
+
+def perturb(total: npt.ArrayLike, plan: CovariancePlan, rng: np.random.Generator) -> Array:
+    """`total` (shape [M, M]) plus symmetric noise by `plan`."""
+    upper = np.triu_indices(plan.dimension)
+    scale = np.where(upper[0] == upper[1], plan.diagonal, plan.off_diagonal)
+    noise = np.zeros((plan.dimension, plan.dimension))
+    noise[upper] = draw(plan.family, scale, rng)
+    return np.asarray(total, dtype=np.float64) + noise + np.triu(noise, 1).T

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.inid import gaussian_scales, laplace_scales
-from fedlgm.mechanisms.profiles import Array, Profile, as_profile
+from fedlgm.mechanisms.profiles import Array, Counts, Profile, as_profile
+from fedlgm.noise import Family
 
 
 def shaped(name: str, dimension: int, *, norm: float = 2.0) -> Array:
@@ -105,3 +108,24 @@ def _layers(clip: npt.ArrayLike, dims: npt.ArrayLike, order: int) -> Profile:
     bounds = as_profile(clip).values
     sizes = Profile(np.ones_like(bounds), np.asarray(dims)).counts
     return Profile(bounds / sizes ** (1 / order), sizes)
+
+
+def expected_error(family: Family, scales: npt.ArrayLike, p: float = 2, counts: Counts | None = None) -> float:
+    """Closed-form E||noise||_p^p of independent noise.
+
+    Args:
+        family: "gaussian" (`scales` are standard deviations) or "laplace" (`scales` are the parameters beta).
+        scales: noise scales, shape [K] or [runs].
+        p: exponent >= 1; 2 gives the mean squared error and 1 the mean absolute error.
+        counts: coordinates of each run, shape [runs]; one each by default.
+
+    Returns:
+        sum_i c_p scale_i^p with c_p = 2^(p/2) Gamma((p+1)/2) / sqrt(pi) (Gaussian) or Gamma(p+1) (Laplace).
+    """
+    vector = np.asarray(scales, dtype=np.float64)
+    if family == "gaussian":
+        log_moment = p / 2 * math.log(2) + float(scipy.special.gammaln((p + 1) / 2)) - math.log(math.pi) / 2
+    else:
+        log_moment = float(scipy.special.gammaln(p + 1))
+    powers = vector**p
+    return math.exp(log_moment) * float(powers.sum() if counts is None else powers @ counts)

@@ -22,12 +22,10 @@ import warnings
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from fedlgm.errors import ConfigError, check_positive
 from fedlgm.extension import named_arguments
-from fedlgm.mechanisms.profiles import Array, Counts, Profile, as_profile
-from fedlgm.noise import Family
+from fedlgm.mechanisms.profiles import Array, Profile, as_profile
 from fedlgm.privacy.gaussian import gaussian_mu
 
 ProfileLike = Profile | npt.ArrayLike
@@ -160,31 +158,6 @@ def laplace_spr(profile: ProfileLike, budget: float) -> Array:
     """Baseline: scale-perturb-rescale, beta_i = K lambda_i / budget over the K coordinates that can change."""
     runs, _, _ = _prepare(profile, budget, "budget")
     return runs.values * (_active(runs) / budget)
-
-
-def expected_error(family: Family, scales: npt.ArrayLike, p: float = 2, counts: Counts | None = None) -> float:
-    """Closed-form E||noise||_p^p of independent noise.
-
-    Args:
-        family: "gaussian" (`scales` are standard deviations) or "laplace" (`scales` are the parameters beta).
-        scales: noise scales, shape [K] or [runs].
-        p: exponent >= 1; 2 gives the mean squared error and 1 the mean absolute error.
-        counts: coordinates of each run, shape [runs]; one each by default.
-
-    Returns:
-        sum_i c_p scale_i^p with c_p = 2^(p/2) Gamma((p+1)/2) / sqrt(pi) (Gaussian) or Gamma(p+1) (Laplace).
-
-    Raises:
-        ConfigError: p out of range.
-    """
-    _check_exponent(p)
-    vector = np.asarray(scales, dtype=np.float64)
-    if family == "gaussian":
-        log_moment = p / 2 * math.log(2) + float(scipy.special.gammaln((p + 1) / 2)) - math.log(math.pi) / 2
-    else:
-        log_moment = float(scipy.special.gammaln(p + 1))
-    powers = vector**p
-    return math.exp(log_moment) * float(powers.sum() if counts is None else powers @ counts)
 
 
 def _prepare(

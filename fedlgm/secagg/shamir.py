@@ -25,7 +25,7 @@ def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, byt
 
     Example:
         >>> shares = split(b"s" * 32, 2, [0, 1, 2])
-        >>> combine({point: shares[point] for point in (0, 2)}, 2) == b"s" * 32
+        >>> Weights([0, 2]).combine(shares) == b"s" * 32
         True
     """
     coefficients = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
@@ -65,14 +65,3 @@ class Weights:
         if total >> (8 * SECRET_BYTES):
             raise RunError("the shares of a secret do not belong together")
         return total.to_bytes(SECRET_BYTES)
-
-
-def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret from `threshold` or more of its shares, of which the first are used.
-
-    Raises:
-        RunError: too few, or not those of one secret.
-    """
-    if len(shares) < threshold:
-        raise RunError(f"{len(shares)} shares of a secret that needs {threshold}")
-    return Weights(sorted(shares)[:threshold]).combine(shares)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from benchmarks.profiles import expected_error
 from benchmarks.staircase import Staircase2D
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing, Purpose
@@ -34,8 +35,8 @@ def test_table_two(epsilon, gamma, staircase, iid, best):
     noise, profile = Staircase2D.optimal(epsilon), [0.85, 0.15]
     assert noise.gamma == pytest.approx(gamma, abs=5e-5)
     assert noise.expected_l1() == pytest.approx(staircase, abs=1e-4)  # the paper truncates some last digits
-    assert inid.expected_error("laplace", inid.laplace_iid(profile, epsilon), p=1) == pytest.approx(iid, abs=5e-5)
-    ours = inid.expected_error("laplace", inid.laplace_inid(profile, epsilon, p=1), p=1)
+    assert expected_error("laplace", inid.laplace_iid(profile, epsilon), p=1) == pytest.approx(iid, abs=5e-5)
+    ours = expected_error("laplace", inid.laplace_inid(profile, epsilon, p=1), p=1)
     assert ours == pytest.approx(best, abs=1e-4)
     assert ours == pytest.approx((math.sqrt(0.85) + math.sqrt(0.15)) ** 2 / epsilon)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ class TabularData:
     classification: bool
 
 
-def load_tabular(name: str, *, scaling: str = "range", data_home: str | Path | None = None) -> TabularData:
+def load_tabular(name: str, *, scaling: str = "range") -> TabularData:
     """Load a set. Scaling uses the data's own statistics, which the DP-CD literature treats as public.
 
     Args:
@@ -40,7 +39,6 @@ def load_tabular(name: str, *, scaling: str = "range", data_home: str | Path | N
             "california" (20,640 x 8, regression) and "electricity" (45,312 x 8, two classes) are downloaded once.
         scaling: features are centred, then "range" divides each by its largest magnitude (bounds b_i = 1, unequal
             variances), "standardized" by its standard deviation, "centered" not at all.
-        data_home: folder of downloads; scikit-learn's by default.
 
     Returns:
         The task.
@@ -53,7 +51,7 @@ def load_tabular(name: str, *, scaling: str = "range", data_home: str | Path | N
     check_known("scaling", scaling, _SCALES)
     fetch, classification = _SETS[name]
     try:
-        features, targets = fetch(None if data_home is None else str(data_home))
+        features, targets = fetch()
     except OSError as error:
         raise DataError(f"{name} could not be downloaded or read: {error}; diabetes needs no download") from error
     features = np.asarray(features, dtype=np.float64)
@@ -69,31 +67,31 @@ def load_tabular(name: str, *, scaling: str = "range", data_home: str | Path | N
     return TabularData(name, features, targets, classification)
 
 
-def _diabetes(_: str | None) -> Any:
+def _diabetes() -> Any:
     from sklearn.datasets import load_diabetes
 
     return load_diabetes(return_X_y=True, scaled=False)
 
 
-def _breast_cancer(_: str | None) -> Any:
+def _breast_cancer() -> Any:
     from sklearn.datasets import load_breast_cancer
 
     return load_breast_cancer(return_X_y=True)
 
 
-def _california(data_home: str | None) -> Any:
+def _california() -> Any:
     from sklearn.datasets import fetch_california_housing
 
-    return fetch_california_housing(data_home=data_home, return_X_y=True)
+    return fetch_california_housing(return_X_y=True)
 
 
-def _electricity(data_home: str | None) -> Any:
+def _electricity() -> Any:
     from sklearn.datasets import fetch_openml
 
-    return fetch_openml(data_id=151, data_home=data_home, as_frame=False, return_X_y=True, parser="liac-arff")
+    return fetch_openml(data_id=151, as_frame=False, return_X_y=True, parser="liac-arff")
 
 
-_SETS: dict[str, tuple[Callable[[str | None], Any], bool]] = {
+_SETS: dict[str, tuple[Callable[[], Any], bool]] = {
     "diabetes": (_diabetes, False),
     "breast-cancer": (_breast_cancer, True),
     "california": (_california, False),

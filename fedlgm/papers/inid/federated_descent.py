@@ -100,11 +100,10 @@ class ProximalStep:
         objective: supplies the proximal operator.
         plan: learning rates and the public number of rows N.
         clients: public denominator by which the strategy has divided the sum.
-        rounds: number of finished rounds.
     """
 
-    def __init__(self, objective: Objective, plan: DescentPlan, clients: float, rounds: int = 0) -> None:
-        self._objective, self._plan, self._clients, self._rounds = objective, plan, clients, rounds
+    def __init__(self, objective: Objective, plan: DescentPlan, clients: float) -> None:
+        self._objective, self._plan, self._clients, self._rounds = objective, plan, clients, 0
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
         """Next theta [K] from the current one and the released mean [K], which is zero except for one coordinate."""

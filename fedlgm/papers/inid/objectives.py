@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,31 +15,13 @@ from fedlgm.errors import ConfigError
 Array = npt.NDArray[np.float64]
 
 
-class Objective(Protocol):
-    """Interface of an objective for coordinate descent; margins are x_n . theta, shape [N]."""
-
-    curvature: ClassVar[float]
-    """Largest second derivative of the loss in the margin: coordinate i is curvature * mean(x_i^2)-smooth."""
-
-    def value(self, theta: Array, features: Array, targets: Array) -> float:
-        """The objective at theta, shape [K], on features [N, K] and targets [N]."""
-        ...
-
-    def margin_gradient(self, margins: Array, targets: Array) -> Array:
-        """Derivative of each row's loss in its margin, shape [N]."""
-        ...
-
-    def prox(self, value: float, step: float) -> float:
-        """argmin_w (w - value)^2 / 2 + step * psi_i(w)."""
-        ...
-
-
 @dataclass(frozen=True)
 class Lasso:
     """Least squares, loss (margin - y)^2 / 2, with psi = strength * ||theta||_1.
 
     Attributes:
         strength: weight of the l1 norm, >= 0 (scikit-learn's `Lasso(alpha=strength)`).
+        curvature: largest second derivative of the loss in the margin: coordinate i is curvature * mean(x_i^2)-smooth.
     """
 
     strength: float
@@ -49,15 +31,15 @@ class Lasso:
         _check_strength(self.strength)
 
     def value(self, theta: Array, features: Array, targets: Array) -> float:
-        """The objective at theta."""
+        """The objective at theta, shape [K], on features [N, K] and targets [N]."""
         return float(((features @ theta - targets) ** 2).mean() / 2 + self.strength * np.abs(theta).sum())
 
     def margin_gradient(self, margins: Array, targets: Array) -> Array:
-        """Residuals."""
+        """Derivative of each row's loss in its margin x_n . theta, shape [N]: residuals."""
         return margins - targets
 
     def prox(self, value: float, step: float) -> float:
-        """Soft threshold."""
+        """argmin_w (w - value)^2 / 2 + step * psi_i(w): the soft threshold."""
         return math.copysign(max(abs(value) - step * self.strength, 0.0), value)
 
 
@@ -87,6 +69,9 @@ class Logistic:
     def prox(self, value: float, step: float) -> float:
         """Shrinkage."""
         return value / (1 + step * self.strength)
+
+
+Objective = Lasso | Logistic
 
 
 def _check_strength(strength: float) -> None:

@@ -2,7 +2,7 @@
 
     plan  = covariance_plan(method, dimension, epsilon, delta)
     total = covariance_sum(rows, plan)      # additive over sets of rows: clients may each send theirs
-    noisy = perturb(total, plan, rng)
+    noisy = ...                             # the total and the plan's noise, see `federated_pca`
     basis = top_subspace(noisy, rank)
 
 Neighbours differ by the addition or removal of one row; every row is scaled down to the unit l2 ball. Noise is drawn
@@ -23,7 +23,7 @@ from dp_accounting import dp_event
 from fedlgm.errors import ConfigError, DataError, check_count, check_known
 from fedlgm.mechanisms.inid import gaussian_scales, laplace_budget, laplace_scales
 from fedlgm.mechanisms.profiles import Profile
-from fedlgm.noise import Family, draw
+from fedlgm.noise import Family
 from fedlgm.papers.inid.sums import gram, sum_rows
 from fedlgm.privacy.gaussian import gaussian_mu
 from fedlgm.privacy.guarantee import Guarantee
@@ -130,15 +130,6 @@ def covariance_sum(rows: npt.ArrayLike, plan: CovariancePlan) -> Array:
         total[i, i:] = sum_rows(np.clip(entries, -limits, limits))
         total[i + 1 :, i] = total[i, i + 1 :]
     return total
-
-
-def perturb(total: npt.ArrayLike, plan: CovariancePlan, rng: np.random.Generator) -> Array:
-    """`total` (shape [M, M]) plus symmetric noise by `plan`."""
-    upper = np.triu_indices(plan.dimension)
-    scale = np.where(upper[0] == upper[1], plan.diagonal, plan.off_diagonal)
-    noise = np.zeros((plan.dimension, plan.dimension))
-    noise[upper] = draw(plan.family, scale, rng)
-    return np.asarray(total, dtype=np.float64) + noise + np.triu(noise, 1).T
 
 
 def top_subspace(matrices: npt.ArrayLike, rank: int) -> Array:

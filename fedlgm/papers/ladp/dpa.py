@@ -31,15 +31,12 @@ class DynamicPrivacyAllocation(ScheduledGaussian):
     sigma_T / sigma_1 = exp(-0.446) over any number of rounds.
     """
 
+    reason = "a reconstruction of DPA: the whole update is bounded, then noised by a public schedule"
+
     def schedule(self, rounds: int) -> np.ndarray:
         """Noise of each round relative to the last round's, float64 [rounds]."""
         left = np.arange(rounds - 1, -1, -1)
         return np.asarray(np.exp(_MATCHED_DECAY * left / max(rounds - 1, 1)))
-
-    @property
-    def reason(self) -> str:
-        """See `ScheduledGaussian.reason`."""
-        return "a reconstruction of DPA: the whole update is bounded, then noised by a public schedule"
 
 
 _MATCHED_DECAY = 0.446

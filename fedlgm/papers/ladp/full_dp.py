@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedlgm.papers.ladp.schedules import ScheduledGaussian
 
 
@@ -22,11 +20,4 @@ class FullDP(ScheduledGaussian):
     to the guarantee of the uploads.
     """
 
-    def schedule(self, rounds: int) -> np.ndarray:
-        """The same noise in every round."""
-        return np.ones(rounds)
-
-    @property
-    def reason(self) -> str:
-        """See `ScheduledGaussian.reason`."""
-        return "NbAFL as published but for cutting the update: the whole update is bounded, then noised"
+    reason = "NbAFL as published but for cutting the update: the whole update is bounded, then noised"

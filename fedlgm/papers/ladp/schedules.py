@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -107,13 +107,16 @@ class ScheduledGaussian(PaperBaseline):
         [2.0, 1.667, 1.333, 1.0]
     """
 
+    reason: ClassVar[str]
+    """Why the release is private, and how closely the mechanism follows its source."""
+
     def table(self, layers: LayerTable) -> LayerTable:
         """All layers merged into one, because the whole update has one bound and one noise scale."""
         return layers.merged()
 
     def schedule(self, rounds: int) -> np.ndarray:
-        """Noise of each round up to a common factor, before the staircase, float64 [rounds]."""
-        raise NotImplementedError
+        """Noise of each round up to a common factor, before the staircase, float64 [rounds]; by default the same."""
+        return np.ones(rounds)
 
     def shape(self, rounds: int) -> np.ndarray:
         """Noise of each round over the least one, as a staircase, float64 [rounds]."""
@@ -147,11 +150,6 @@ class ScheduledGaussian(PaperBaseline):
         """Noise of each round relative to the calibrated noise, float64 [rounds]."""
         shape = self.shape(rounds)
         return shape / shape[0] if self.calibration == "matched" else shape
-
-    @property
-    def reason(self) -> str:
-        """Why the release is private, and how closely the mechanism follows its source."""
-        raise NotImplementedError
 
 
 def staircase(schedule: np.ndarray, levels: int) -> np.ndarray:

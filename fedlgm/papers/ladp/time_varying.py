@@ -22,11 +22,8 @@ class TimeVaryingDP(ScheduledGaussian):
     exceeds that of Full DP by 57.3 %; the noise totals it prints imply other ratios.
     """
 
+    reason = "a reconstruction of Time-Varying DP: the whole update is bounded, then noised by a public schedule"
+
     def schedule(self, rounds: int) -> np.ndarray:
         """Geometric from 1 / 0.43 down to 1, float64 [rounds]."""
         return np.asarray(0.43 ** np.linspace(-1.0, 0.0, rounds)) if rounds > 1 else np.ones(rounds)
-
-    @property
-    def reason(self) -> str:
-        """See `ScheduledGaussian.reason`."""
-        return "a reconstruction of Time-Varying DP: the whole update is bounded, then noised by a public schedule"

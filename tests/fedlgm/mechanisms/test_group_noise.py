@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
+from benchmarks.profiles import expected_error
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.allocation import allocate
@@ -20,7 +21,6 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms.group_noise import calibrate_laplace
-from fedlgm.mechanisms.inid import expected_error
 from fedlgm.noise import add_noise_
 from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy import accountants, accounting, events

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from benchmarks.profiles import gaussian_groups, gini, laplace_groups, shaped
+from benchmarks.profiles import expected_error, gaussian_groups, gini, laplace_groups, shaped
 from fedlgm.allocation import allocate
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing, Purpose
@@ -31,7 +31,7 @@ def db(ratio):
 
 
 def mse(family, scales):
-    return inid.expected_error(family, scales)
+    return expected_error(family, scales)
 
 
 def ratios(profile, scales):
@@ -89,7 +89,7 @@ def test_no_other_scales_of_the_same_budget_do_better(profile, p, data):
         rival = rival * spent(profile, rival)  # rescaled to spend 1
 
         def error(scales, family=family):
-            return sum(w * inid.expected_error(family, [s], p) for w, s in zip(weights, scales, strict=True))
+            return sum(w * expected_error(family, [s], p) for w, s in zip(weights, scales, strict=True))
 
         assert error(best) <= error(rival) * (1 + 1e-9)
 
@@ -252,8 +252,8 @@ def test_closed_form_errors_match_sampling(family, p):
     noise = draw(family, scales, KeyRing.from_seed(7).numpy_generator(Purpose.NOISE, p), size=(200_000, 3))
     errors = (np.abs(noise) ** p).sum(axis=1)
     spread = errors.std() / math.sqrt(len(errors))
-    assert abs(errors.mean() - inid.expected_error(family, scales, p)) < 4.5 * spread
-    assert abs(errors.mean() - inid.expected_error(family, 1.05 * scales, p)) > 4.5 * spread  # would be noticed
+    assert abs(errors.mean() - expected_error(family, scales, p)) < 4.5 * spread
+    assert abs(errors.mean() - expected_error(family, 1.05 * scales, p)) > 4.5 * spread  # would be noticed
 
 
 # --- runs of equal coordinates -----------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_runs_and_vectors_agree(dense):
     brute = np.abs(dense[:, None] - dense[None, :]).sum() / (2 * dense.size * dense.sum())
     assert gini(runs) == pytest.approx(brute, abs=1e-12)
     assert runs.norm(2) == pytest.approx(np.linalg.norm(dense))
-    error = inid.expected_error("laplace", inid.laplace_inid(runs, 1.0), counts=runs.counts)
+    error = expected_error("laplace", inid.laplace_inid(runs, 1.0), counts=runs.counts)
     assert error == pytest.approx(mse("laplace", inid.laplace_inid(dense, 1.0)))
 
 
@@ -305,7 +305,7 @@ def test_layers_with_gaussian_noise_are_the_min_total_noise_allocation():
     assert scales == pytest.approx(allocate("min-total-noise", CLIP, DIMS, 1.0))
     profile = Profile(np.array(CLIP) / np.sqrt(DIMS), np.array(DIMS))
     assert scales == pytest.approx(inid.gaussian_scales(profile, 1.0))
-    assert inid.expected_error("gaussian", scales, counts=np.array(DIMS)) == pytest.approx(29584)
+    assert expected_error("gaussian", scales, counts=np.array(DIMS)) == pytest.approx(29584)
 
 
 def test_equally_clipped_layers_are_the_snr_consistent_allocation():

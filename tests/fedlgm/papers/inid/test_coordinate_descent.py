@@ -249,10 +249,11 @@ def test_bundled_data(name, shape):
 @pytest.mark.slow  # scikit-learn tries three times
 @pytest.mark.parametrize("name", ["california", "electricity"])
 def test_an_unreachable_set_is_a_clear_error(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("SCIKIT_LEARN_DATA", str(tmp_path))
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there
     with pytest.raises(DataError, match=f"{name} could not be downloaded"):
-        load_tabular(name, data_home=tmp_path)
+        load_tabular(name)
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------

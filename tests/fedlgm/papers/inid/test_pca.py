@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from benchmarks.pca_trials import recovery_errors
+from benchmarks.pca_trials import perturb, recovery_errors
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.papers.inid.datasets import fully_random_rows
@@ -19,7 +19,6 @@ from fedlgm.papers.inid.pca import (
     covariance_plan,
     covariance_sum,
     methods,
-    perturb,
     subspace_recovery_error,
     top_subspace,
 )
