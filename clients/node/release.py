@@ -85,17 +85,12 @@ class Releaser:
     def __init__(
         self, policy: Policy, data: ClientData, data_digest: str, secret: bytes, test_seed: int | None = None
     ) -> None:
-        self._policy, self._data, self._digest, self._secret = policy, data, data_digest, secret
+        self._policy, self._data, self.data_digest, self._secret = policy, data, data_digest, secret
         for name in policy.allow.tasks:
             node_data.targets(policy.data, data.y, tasks.get(name))  # refused now, not in the middle of a run
         self._test_seed = test_seed
         self.workshop = Workshop(policy)
         self._tried: tuple[str, str] | None = None  # by `prepare`
-
-    @property
-    def data_digest(self) -> str:
-        """Digest of the examples."""
-        return self._digest
 
     def warm(self) -> None:
         """Take one step on the first example with a small model."""
@@ -143,7 +138,7 @@ class Releaser:
         """
         versions = (fedlgm.__version__, torch.__version__, self._policy.limits.threads)
         parts: tuple[str | int, ...] = (
-            self._digest,
+            self.data_digest,
             request.round,
             self._policy.node.client,
             request.text,
@@ -182,15 +177,11 @@ class Releaser:
 
         The dtype is float32 if that is exact (usual, since released values lie on a grid), else float64.
         """
-        return _narrow(self._made(request, name))
+        return _narrow(self._released(request, name))
 
     def words(self, request: Request, name: str) -> np.ndarray:
         """The node's part of a secure sum, charged: bounded, rounded and with its share of the noise, uint32 [size]."""
-        return words(self._made(request, name).numpy())
-
-    def _made(self, request: Request, name: str) -> Tensor:
-        with torch_threads(self._policy.limits.threads):  # threads of services that share cores would wait for another
-            return self._released(request, name)
+        return words(self._released(request, name).numpy())
 
     def _released(self, request: Request, name: str) -> Tensor:
         model = torch.from_numpy(request.model.copy())
@@ -200,7 +191,8 @@ class Releaser:
             seeded = KeyRing.from_seed(self._test_seed)
             keys = Keys(seeded, seeded.derive(model.numpy().tobytes(), request.plan.to_json().encode()))
         asked = Asked(request.plan, model, request.round, [self._policy.node.client])
-        return client_release(self._contributions(request), Charged(keys), asked)[0].total
+        with torch_threads(self._policy.limits.threads):  # threads of services that share cores would wait for another
+            return client_release(self._contributions(request), Charged(keys), asked)[0].total
 
     def _contributions(self, request: Request) -> Contributions:
         """The node's contribution; None without data, or if training fails on them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -36,16 +36,20 @@ _log = logging.getLogger("fedlgm.node")
 _REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
 
 
-class NodeUnit(Protocol):
-    """A unit of protection.
+class WholeData:
+    """All of the node's data: its whole update is bounded.
+
+    Its cost is that under replace-one, without amplification, since a reader of the reply knows that this node took
+    part. Correlated noise spreads a participation over later rounds, so its cost follows from the norm of its column
+    of C.
 
     Attributes:
-        name: its name.
+        name: the unit's name.
         protects: unit and neighbouring relation of the cost.
     """
 
-    name: Unit
-    protects: str
+    name: Unit = "client"
+    protects = CLIENT
 
     def check(self, job: Job, plan: ReleasePlan) -> None:
         """Refuse a work that does not bound this unit as the plan says.
@@ -53,41 +57,11 @@ class NodeUnit(Protocol):
         Raises:
             Refusal: why.
         """
-
-    def event(self, plan: ReleasePlan) -> Any:
-        """Cost of a release, from the bounds and the noise that this node applies."""
-
-    def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
-        """A lower bound on a release's epsilon, in closed form; 0 if composition is fast for any noise."""
-
-    def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> Any:
-        """The trainer of a work, with the model taken over by it; `exact`: sums in float64."""
-
-    def try_on(self, trainer: Any, model: torch.Tensor, x: torch.Tensor, y: torch.Tensor, plan: ReleasePlan) -> None:
-        """Train on one artificial example."""
-
-    def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
-        """The node's contribution, for `client_release`."""
-
-
-class WholeData:
-    """All of the node's data: its whole update is bounded.
-
-    Its cost is that under replace-one, without amplification, since a reader of the reply knows that this node took
-    part. Correlated noise spreads a participation over later rounds, so its cost follows from the norm of its column
-    of C.
-    """
-
-    name: Unit = "client"
-    protects = CLIENT
-
-    def check(self, job: Job, plan: ReleasePlan) -> None:
-        """See `NodeUnit.check`."""
         if job.work.exact_sums:
             raise Refusal("work", "exact_sums belongs to example-level steps; this plan bounds whole updates")
 
     def event(self, plan: ReleasePlan) -> Any:
-        """See `NodeUnit.event`."""
+        """Cost of a release, from the bounds and the noise that this node applies."""
         noise = plan.facts.noise
         moved = _REPLACED if noise is None else _REPLACED * noise.amplified_column_norm()
         multiplier = plan.effective_multiplier / moved
@@ -96,25 +70,28 @@ class WholeData:
         return plan.facts.noised_by.event(multiplier, 1.0)
 
     def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
-        """Laplace noise with a total shift of a scales has delta(epsilon) = 1 - exp((epsilon - a) / 2)."""
+        """A lower bound on a release's epsilon, in closed form; 0 if composition is fast for any noise.
+
+        Laplace noise with a total shift of a scales has delta(epsilon) = 1 - exp((epsilon - a) / 2).
+        """
         if plan.family != "laplace":
             return 0.0
         multiplier = plan.effective_multiplier
         return max(0.0, _REPLACED / multiplier + 2 * math.log1p(-delta)) if multiplier > 0 else math.inf
 
     def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> SequentialTrainer:
-        """See `NodeUnit.trainer`."""
+        """The trainer of a work, with the model taken over by it; `exact`: sums in float64."""
         return SequentialTrainer(module, job.layers, job.settings, task=job.task)
 
     def try_on(
         self, trainer: SequentialTrainer, model: torch.Tensor, x: torch.Tensor, y: torch.Tensor, plan: ReleasePlan
     ) -> None:
-        """See `NodeUnit.try_on`."""
+        """Train on one artificial example."""
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
         next(iter(trainer.updates(model, [ClientTask(x, y, order, 1)])))
 
     def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
-        """See `NodeUnit.contributions`."""
+        """The node's contribution, for `client_release`."""
         return _NodeUpdates(work, job.mechanism, numerics)
 
 
@@ -128,7 +105,7 @@ class SingleExamples:
     protects = EXAMPLE
 
     def check(self, job: Job, plan: ReleasePlan) -> None:
-        """See `NodeUnit.check`."""
+        """See `WholeData.check`."""
         if not isinstance(job.mechanism, BoundsExamples):
             raise Refusal("work", f"{job.mechanism.name} bounds whole clients, and the plan bounds examples")
         try:
@@ -139,7 +116,7 @@ class SingleExamples:
             raise Refusal("plan", "the plan states smaller bounds than its mechanism keeps")
 
     def event(self, plan: ReleasePlan) -> Any:
-        """See `NodeUnit.event`."""
+        """See `WholeData.event`."""
         steps = cast(LocalSteps, plan.facts.steps)  # the policy admits no plan without them
         one = privacy.events.gaussian_event(plan.effective_multiplier, steps.rate)
         return privacy.events.repeated(one, steps.count)
@@ -149,20 +126,22 @@ class SingleExamples:
         return 0.0
 
     def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> ExampleTrainer:
-        """See `NodeUnit.trainer`."""
+        """See `WholeData.trainer`."""
         return ExampleTrainer(module, job.layers, job.mechanism, task=job.task, exact_sums=exact)
 
     def try_on(
         self, trainer: ExampleTrainer, model: torch.Tensor, x: torch.Tensor, y: torch.Tensor, plan: ReleasePlan
     ) -> None:
-        """See `NodeUnit.try_on`."""
+        """See `WholeData.try_on`."""
         trainer.weights.copy_(model)
         trainer.sum(x, y, torch.zeros(1, dtype=torch.int64), plan)
 
     def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
-        """See `NodeUnit.contributions`."""
+        """See `WholeData.contributions`."""
         return ExampleSteps(work, numerics)
 
+
+NodeUnit = WholeData | SingleExamples
 
 BY_BOUND: dict[str, NodeUnit] = {"aggregator": WholeData(), "trainer": SingleExamples()}
 """The unit of a plan, by who bounds the contributions. The policy admits no other plan."""

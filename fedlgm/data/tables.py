@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedlgm.data.pixels import fitted
-from fedlgm.errors import DataError
+from fedlgm.errors import DataError, alternatives
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 TARGETS = ("labels", "label")
@@ -121,14 +120,8 @@ def _taken(columns: _Columns, name: Any, part: str) -> Any:
         got = repr(name) if isinstance(name, list) else type(name).__name__
         raise DataError(f"data: a column is named by one text, got {got}; its columns: {_listed(columns)}")
     if name not in columns:
-        raise DataError(f"data: {part!r} has no column {name!r}; {_alike(name, columns)}")
+        raise DataError(f"data: {part!r} has no column {name!r}; {alternatives(name, columns)}")
     return columns.pop(name)
-
-
-def _alike(name: str, columns: Iterable[str]) -> str:
-    """A similar column, or else all of them."""
-    close = get_close_matches(name, columns, n=1, cutoff=0.7)
-    return f"did you mean {close[0]!r}?" if close else f"its columns: {_listed(columns)}"
 
 
 def _listed(columns: Iterable[str]) -> str:
@@ -214,7 +207,7 @@ def _features(
     """The columns side by side, [n, k], or a single column of arrays [n, ...]."""
     lost = [name for name in names if name not in columns]
     if lost:
-        raise DataError(f"data: {part!r} has no column {lost[0]!r}; {_alike(lost[0], columns)}")
+        raise DataError(f"data: {part!r} has no column {lost[0]!r}; {alternatives(lost[0], columns)}")
     if not names:
         raise DataError(f"data: {part!r} has no column besides target and user: there are no features")
     found = {name: as_array(columns[name], name, part) for name in names}

@@ -5,7 +5,7 @@ A norm adds up an amount per parameter of a layer (squares for l2) and makes the
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,28 +14,12 @@ from fedlgm.example_level.rules.products import row_squares
 from fedlgm.extension import is_bundled
 
 
-class Norm(Protocol):
-    """A norm of the layers' gradients.
+class L2:
+    """The Euclidean norm.
 
     Attributes:
         order: 1 or 2.
         fused: whether the layers' rules give its amounts without every example's gradient.
-    """
-
-    order: int
-    fused: bool
-
-    def amounts(self, gradients: Tensor) -> Tensor:
-        """Amount of each row of [n, size], float64 [n]."""
-        ...
-
-    def of(self, amounts: Tensor) -> Tensor:
-        """Norms, from sums of amounts."""
-        ...
-
-
-class L2:
-    """The Euclidean norm.
 
     Example:
         >>> L2().of(L2().amounts(torch.tensor([[3.0, -4.0]]))).tolist()
@@ -45,11 +29,11 @@ class L2:
     order, fused = 2, True
 
     def amounts(self, gradients: Tensor) -> Tensor:
-        """See `Norm`."""
+        """Amount of each row of [n, size], float64 [n]."""
         return row_squares(gradients)
 
     def of(self, amounts: Tensor) -> Tensor:
-        """See `Norm`."""
+        """Norms, from sums of amounts."""
         return amounts.sqrt()
 
 
@@ -64,13 +48,15 @@ class L1:
     order, fused = 1, False
 
     def amounts(self, gradients: Tensor) -> Tensor:
-        """See `Norm`."""
+        """See `L2.amounts`."""
         return gradients.abs().sum(dim=1, dtype=torch.float64)
 
     def of(self, amounts: Tensor) -> Tensor:
-        """See `Norm`."""
+        """See `L2.of`."""
         return amounts
 
+
+Norm = L1 | L2
 
 _OF_ORDER: dict[int, Norm] = {1: L1(), 2: L2()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -79,7 +79,7 @@ class Clients(Units):
         )
         count = max(2, round(len(found.train_y) / max(share, 1.0)))
         division = data.divide(found, count, section.partition, seed=section.partition_seed, **section.options)
-        filled = [rows for rows in division if len(rows)]
+        filled = [rows.astype(np.int64) for rows in division if len(rows)]
         affordable = int(most / (max(share, 1.0) * training.epochs))
         self._clients = filled[: max(4, min(CLIENTS, affordable))]
         self._trainer = assembly.trainer(training.vectorize == "on", compiled=False)
@@ -103,7 +103,7 @@ class Clients(Units):
                 keys.torch_generator(Purpose.PROBE, i),
                 epochs,
             )
-            for i, rows in enumerate(map(_long, self._clients))
+            for i, rows in enumerate(self._clients)
         ]
         plans = [method.plan(Transcript.start(model)) for method in methods]
         sums = [torch.zeros(plan.size, dtype=torch.float64) for plan in plans]
@@ -129,14 +129,10 @@ class Examples(Units):
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """See `Units`: steps on sums bounded as a whole, as DP-SGD makes them."""
-        training, bound = self.assembly.recipe.training, float(getattr(self.assembly.mechanism, "bound", 1.0))
-        self._weights.copy_(model)
-        self._module.train()
-        optimizer = FlatOptimizer(training.optimizer, self._weights, lr=training.lr, momentum=training.momentum)
-        for batch in rows:
-            found = self._gradients.sum(inputs.take(self.x, batch), self.y[batch], FlatClip(bound))
-            optimizer.step(found.total.float() / len(batch))
-        return self._weights.clone()
+        clip = FlatClip(float(getattr(self.assembly.mechanism, "bound", 1.0)))
+        sums = (self._gradients.sum(inputs.take(self.x, batch), self.y[batch], clip) for batch in rows)
+        gradients = (found.total.float() / len(batch) for found, batch in zip(sums, rows, strict=True))
+        return _descended(self.assembly, self._module, self._weights, model, gradients)
 
     def observe(self, model: Tensor, methods: Sequence[Method]) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
         """See `Units`."""
@@ -163,16 +159,14 @@ class _Steps:
         self._table = layers
 
     def __call__(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        training, task = self._assembly.recipe.training, self._assembly.task
-        self._weights.copy_(model)
-        self._module.train()
-        optimizer = FlatOptimizer(training.optimizer, self._weights, lr=training.lr, momentum=training.momentum)
-        for batch in rows:
-            gradient = gradient_of(self._module, self._table, task, inputs.take(self._x, batch), self._y[batch])
-            if training.gradient_clip is not None:
-                gradient *= min(1.0, training.gradient_clip / max(float(gradient.norm()), 1e-12))
-            optimizer.step(gradient)
-        return self._weights.clone()
+        return _descended(self._assembly, self._module, self._weights, model, map(self._gradient, rows))
+
+    def _gradient(self, batch: Tensor) -> Tensor:
+        task, clip = self._assembly.task, self._assembly.recipe.training.gradient_clip
+        gradient = gradient_of(self._module, self._table, task, inputs.take(self._x, batch), self._y[batch])
+        if clip is not None:
+            gradient *= min(1.0, clip / max(float(gradient.norm()), 1e-12))
+        return gradient
 
 
 class _Rounds:
@@ -191,6 +185,19 @@ class _Rounds:
         return model
 
 
+def _descended(
+    assembly: Assembly, module: torch.nn.Module, weights: Tensor, model: Tensor, gradients: Iterable[Tensor]
+) -> Tensor:
+    """The model after one step of the recipe's local optimizer by each gradient, which is taken when its turn comes."""
+    training = assembly.recipe.training
+    weights.copy_(model)
+    module.train()
+    optimizer = FlatOptimizer(training.optimizer, weights, lr=training.lr, momentum=training.momentum)
+    for gradient in gradients:
+        optimizer.step(gradient)
+    return weights.clone()
+
+
 def gradient_of(module: torch.nn.Module, layers: LayerTable, task: Task, x: inputs.Inputs, y: Tensor) -> Tensor:
     """Gradient [D] of the mean loss of a batch."""
     parameters = dict(module.named_parameters())
@@ -198,7 +205,3 @@ def gradient_of(module: torch.nn.Module, layers: LayerTable, task: Task, x: inpu
     loss = task.loss(inputs.call(module, x), y)
     found = torch.autograd.grad(loss, trained, materialize_grads=True)
     return torch.cat([gradient.reshape(-1) for gradient in found])
-
-
-def _long(rows: np.ndarray) -> np.ndarray:
-    return rows.astype(np.int64)

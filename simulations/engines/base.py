@@ -51,17 +51,6 @@ class EngineOptions:
             if number is not None and number < 1:
                 raise ConfigError(f"{name} must be at least 1, got {number}")
 
-    def refuse(self, engine: str, *names: str) -> None:
-        """Refuse options that an engine does not support.
-
-        Raises:
-            ConfigError: the message names the option and an engine that supports it.
-        """
-        for name in names:
-            if getattr(self, name) is not None:
-                what, owner = _OWNED[name]
-                raise ConfigError(f"{what} is for engine {owner!r}, not {engine!r}")
-
 
 _OWNED = {"ray_address": ("a Ray address", "ray"), "supernodes": ("a number of SuperNodes", "flower")}
 
@@ -81,9 +70,15 @@ class Engine(ABC):
     name: str = ""
     in_process: bool = True
     """Whether the run's server runs in this process, so that objects of this process can follow the run."""
+    refuses: tuple[str, ...] = ()
+    """Options that the engine does not support."""
 
     def __init__(self, options: EngineOptions | None = None) -> None:
         self.options = options or EngineOptions()
+        for name in self.refuses:
+            if getattr(self.options, name) is not None:
+                what, owner = _OWNED[name]
+                raise ConfigError(f"{what} is for engine {owner!r}, not {self.name!r}")
 
     def workers(self, recipe: Recipe) -> int:
         """Number of processes that train: the caller's, else the recipe's, else one per core."""

@@ -10,7 +10,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients import AnyClient
-from simulations.engines.base import EngineOptions, GridEngine, OpenGrid
+from simulations.engines.base import GridEngine, OpenGrid
 from simulations.engines.grid import WorkerGrid
 
 if TYPE_CHECKING:
@@ -48,10 +48,7 @@ class LocalEngine(GridEngine):
     """
 
     name = "local"
-
-    def __init__(self, options: EngineOptions | None = None) -> None:
-        super().__init__(options)
-        self.options.refuse(self.name, "ray_address", "supernodes")
+    refuses = ("ray_address", "supernodes")
 
     @contextmanager
     def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:

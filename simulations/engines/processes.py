@@ -300,10 +300,10 @@ class ProcessEngine(GridEngine):
     """
 
     name = "processes"
+    refuses = ("ray_address", "supernodes")
 
     def __init__(self, options: EngineOptions | None = None) -> None:
         super().__init__(options)
-        self.options.refuse(self.name, "ray_address", "supernodes")
         if sys.platform != "linux":
             raise ConfigError(f"engine {self.name!r} forks its workers, which needs Linux: use engine 'ray' or 'local'")
 

@@ -29,11 +29,11 @@ class RayEngine(GridEngine):
     """
 
     name = "ray"
+    refuses = ("supernodes",)
 
     def __init__(self, options: EngineOptions | None = None) -> None:
         super().__init__(options)
         require_ray(self.name)
-        self.options.refuse(self.name, "supernodes")
 
     @contextmanager
     def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:

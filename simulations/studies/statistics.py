@@ -80,7 +80,7 @@ def difference(a: Any, b: Any) -> Difference:
 
 
 def interval(values: Any) -> tuple[float, float]:
-    """Two-sided 95 % Student interval of the mean of figures, one per seed; (nan, nan) for fewer than two.
+    """Two-sided 95 % Student interval of the mean of figures, one per seed; (nan, nan) for fewer than two, or NaN.
 
     Args:
         values: [seeds].
@@ -89,13 +89,11 @@ def interval(values: Any) -> tuple[float, float]:
         >>> [round(bound, 2) for bound in interval([2.0, 3.0, 4.0])]
         [0.52, 5.48]
     """
-    from scipy.special import stdtrit
-
-    found = np.asarray(values, dtype=np.float64)
-    if len(found) < 2:
+    figures = np.asarray(values, dtype=np.float64)
+    if len(figures) < 2 or not np.isfinite(figures).all():
         return float("nan"), float("nan")
-    reach = float(stdtrit(len(found) - 1, 0.975)) * float(found.std(ddof=1)) / len(found) ** 0.5
-    return float(found.mean()) - reach, float(found.mean()) + reach
+    found = difference(figures, np.zeros(len(figures)))
+    return found.low, found.high
 
 
 def holm(p: Sequence[float]) -> list[float]:

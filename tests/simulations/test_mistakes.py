@@ -148,7 +148,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "one table": (run(data=TABLE), "pass {'train': table, 'test': table}"),
     "a table without a target": (run(data={"train": TABLE, "test": TABLE}), "which column is the target?"),
     "no such column of users": (
-        run(data={"train": TABLE, "test": TABLE, "target": "y"}, users="u"), "its columns: 'a'",
+        run(data={"train": TABLE, "test": TABLE, "target": "y"}, users="u"), "known: a",
     ),
     "a column of users in arrays": (run(users="who"), "give the user of each training example"),
     "fewer users than clients": (

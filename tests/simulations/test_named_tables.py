@@ -67,7 +67,7 @@ def test_a_run_is_not_continued_with_another_file_or_other_names(changes: dict, 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ("data.target=outcome", "'train' has no column 'outcome'; its columns: 'a', 'b', 'out'"),
+        ("data.target=outcome", "'train' has no column 'outcome'; known: a, b, out"),
         ("data.inputs=['a', 'out']", "'train' has no column 'out'"),
         ("data.file=nowhere.csv", "data.file: there is no file"),
         ("data.test_file=none", "data.test_file: name the .csv or .parquet file with public test examples"),

@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
-from fedlgm.extension import is_bundled, misfit, named, raised_in, users_code
+from fedlgm.extension import is_bundled, load_object, misfit, named, raised_in, users_code
 from fedlgm.facts import RunFacts
 
 __all__ = ["RunStart", "Tracker", "Trackers", "make", "names", "scalars"]
@@ -70,25 +70,11 @@ class Tracker(Protocol):
         """Called once with the run's summary; with None if the run was interrupted or failed."""
 
 
-def _tensorboard() -> Tracker:
-    from simulations.runs.trackers.tensorboard import TensorBoardTracker
-
-    return TensorBoardTracker()
-
-
-def _mlflow() -> Tracker:
-    from simulations.runs.trackers.mlflow import MlflowTracker
-
-    return MlflowTracker()
-
-
-def _wandb() -> Tracker:
-    from simulations.runs.trackers.wandb import WandbTracker
-
-    return WandbTracker()
-
-
-_BUNDLED: dict[str, Callable[[], Tracker]] = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}
+_BUNDLED = {
+    "tensorboard": "simulations.runs.trackers.tensorboard:TensorBoardTracker",
+    "mlflow": "simulations.runs.trackers.mlflow:MlflowTracker",
+    "wandb": "simulations.runs.trackers.wandb:WandbTracker",
+}
 
 
 def names() -> tuple[str, ...]:
@@ -113,10 +99,12 @@ def make(name: str) -> Tracker:
             tracker.
     """
     found = named(_BUNDLED, name, "tracker")
-    if name in _BUNDLED and not installed(name):
-        raise ConfigError(
-            f"tracker {name!r} needs the package {name!r}, which is not installed: pip install 'fedlgm[{name}]'"
-        )
+    if name in _BUNDLED:
+        if not installed(name):
+            raise ConfigError(
+                f"tracker {name!r} needs the package {name!r}, which is not installed: pip install 'fedlgm[{name}]'"
+            )
+        found = load_object(found, "tracker")
     if isinstance(found, type) or (callable(found) and not isinstance(found, Tracker)):
         wrong = misfit(found)
         if wrong:
