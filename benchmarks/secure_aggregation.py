@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from clients.node.ledger import NodeLedger
 from clients.node.secagg import Distributed, Participant, SessionStore
 from fedlgm.node_protocol import public_text
 from fedlgm.secagg.cohort import Terms
@@ -55,7 +56,8 @@ def one_round(nodes: int, size: int, folder: Path, number: int) -> dict[str, Any
     threshold, colluders, dropped = 2 * nodes // 3 + 1, nodes // 10, nodes // 10
     signers = [Ed25519PrivateKey.generate() for _ in range(nodes)]
     policy = Distributed(min_cohort=nodes, max_colluders=colluders, peers=tuple(map(public_text, signers)))
-    stores = [SessionStore(folder / f"{number}-{client}.sqlite") for client in range(nodes)]
+    ledgers = [_ledger(folder / f"{number}-{client}") for client in range(nodes)]
+    stores = [SessionStore(ledger.path.with_name("rounds.sqlite"), ledger) for ledger in ledgers]
     members = [Participant(client, signers[client], policy, stores[client]) for client in range(nodes)]
     terms = Terms("run", 1, "00" * 32, threshold, colluders, size, f"{number:032x}")
     server, costs, attempt = SecureSum(terms, policy.services), Costs(), terms.digest
@@ -90,8 +92,8 @@ def one_round(nodes: int, size: int, folder: Path, number: int) -> dict[str, Any
     total = costs.timed("server", lambda: server.total(revealed))
     if not (total == words * np.uint32(len(here))).all():
         raise RuntimeError("the sum is wrong")
-    for store in stores:
-        store.close()
+    for part in (*stores, *ledgers):
+        part.close()
     steps = {step: 1000 * seconds / nodes for step, seconds in costs.seconds.items() if step != "server"}
     return {
         "node_ms": sum(steps.values()), "steps_ms": steps, "server_ms": 1000 * costs.seconds["server"],
@@ -114,6 +116,14 @@ def measure(nodes: int, size: int, repeats: int) -> dict[str, Any]:
         "server_ms": statistics.median(one["server_ms"] for one in rounds),
         "bytes_up": rounds[0]["bytes_up"], "bytes_down": rounds[0]["bytes_down"], "vector_bytes": 4 * size,
     }  # fmt: skip
+
+
+def _ledger(folder: Path) -> NodeLedger:
+    """A node's new ledger, which keeps the sets that it signs."""
+    folder.mkdir()
+    files = folder / "ledger.sqlite", folder / "seen.json"
+    NodeLedger.create(*files, "vectors")
+    return NodeLedger(*files)
 
 
 def _size(message: Any) -> int:
