@@ -41,6 +41,7 @@ class LocalEngine(GridEngine):
         ConfigError: an option of another engine.
 
     Example:
+        >>> from simulations.engines.base import EngineOptions
         >>> LocalEngine(EngineOptions(ray_address="auto"))
         Traceback (most recent call last):
             ...
