@@ -92,8 +92,9 @@ def one_round(nodes: int, size: int, folder: Path, number: int) -> dict[str, Any
     total = costs.timed("server", lambda: server.total(revealed))
     if not (total == words * np.uint32(len(here))).all():
         raise RuntimeError("the sum is wrong")
-    for part in (*stores, *ledgers):
-        part.close()
+    for store, ledger in zip(stores, ledgers, strict=True):
+        store.close()
+        ledger.close()
     steps = {step: 1000 * seconds / nodes for step, seconds in costs.seconds.items() if step != "server"}
     return {
         "node_ms": sum(steps.values()), "steps_ms": steps, "server_ms": 1000 * costs.seconds["server"],
