@@ -80,7 +80,7 @@ def create(
             folders = DeploymentFolder(draft), DeploymentFolder(path)
             _fill(*folders, nodes, example, hosts, port, policy or {}, test_seed)
     except OSError as error:
-        said = str(error).replace(str(draft.path), str(path))
+        said = str(error).replace(str(draft), str(path))
         raise RunError(f"cannot make the deployment {path}: {said}") from error
     except ConfigError as error:
         said = re.sub(r"^\S+/policy\.toml: ", "the nodes' policy: ", str(error))  # a file of the draft
