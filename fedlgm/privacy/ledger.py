@@ -325,6 +325,12 @@ class Ledger:
             query = "SELECT COALESCE(MAX(round), 0) FROM charges WHERE number <= ?"
             return int(self._db.execute(query, (_last(through),)).fetchone()[0])
 
+    def repeated(self) -> bool:
+        """Whether a round was released more than once, with other noise."""
+        query = "SELECT 1 FROM charges WHERE round > 0 GROUP BY round, client HAVING COUNT(*) > 1 LIMIT 1"
+        with self._translated():
+            return self._db.execute(query).fetchone() is not None
+
     def position(self) -> int:
         """Number of rows; later rows have larger numbers."""
         return self.head().rows
