@@ -353,6 +353,12 @@ class Ledger:
             row = self._db.execute(query, (round, client, after)).fetchone()
         return None if row is None else str(row[0])
 
+    def keys_of(self, round: int, client: int = SERVER) -> list[str]:
+        """Names of the noise keys of a round's releases."""
+        with self._translated():
+            query = "SELECT key FROM charges WHERE round = ? AND client = ?"
+            return [key for (key,) in self._db.execute(query, (round, client))]
+
     def since(self, round: int) -> list[tuple[int, int, str]]:
         """(round, client, key) of all clients' rows from `round` on, which an interrupted run had already released."""
         with self._translated():

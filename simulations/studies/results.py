@@ -280,8 +280,8 @@ def _differences(
     cells = pd.DataFrame(rows)
     cells["p_holm"] = holm(cells["p"].tolist())
     cells["claimed"] &= cells["p_holm"] < _LEVEL
-    sides = over_cells(pairs)
-    whole = difference(*sides.T) if len(sides) > 1 else Difference(*(math.nan,) * 4, len(sides))
+    means = over_cells(pairs)
+    whole = difference(*means.T) if len(means) > 1 else Difference(*(math.nan,) * 4, len(means))
     return StudyDifference(whole.mean, whole.low, whole.high, whole.p, whole.seeds, cells)
 
 
