@@ -205,4 +205,6 @@ def _bound(keys: KeyRing, exact: Tensor, plan: ReleasePlan) -> KeyRing:
     """Ring of the noise for a vector [n] that a plan is about to release, see `Noising`."""
     if not keys.secret:
         return keys
-    return keys.derive(np.ascontiguousarray(exact.detach().cpu().numpy()).view(np.uint8).data, plan.to_json().encode())
+    values = np.ascontiguousarray(exact.detach().cpu().numpy()).view(np.uint8).data
+    # A plan's text leaves out where one layer ends and the next begins, and each layer has a stream of noise.
+    return keys.derive(values, plan.to_json().encode(), plan.layers.sizes.tobytes())

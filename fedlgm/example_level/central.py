@@ -31,7 +31,7 @@ from fedlgm.mechanisms.base import UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.guarantee import Guarantee, caveat_of
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.release import Noising, release
+from fedlgm.release import Noising, fingerprint, release
 from fedlgm.transcript import Transcript
 
 
@@ -122,8 +122,13 @@ def train(
         total.add(trainer.sum(x, y, rows, plan))
         # Named by what it releases, also where a public seed gives every training the same noise: another training on
         # the same ledger is charged, the same one made again is not.
-        named = Noising.of(total.total, plan, KeyRing(keys.root, secret=True), step)
-        ledger.charge(plan.event, round=step, key=named.name, protects=plan.protects)
+        key = Noising.of(total.total, plan, KeyRing(keys.root, secret=True), step).name
+        event = plan.event
+        if keys.secret:  # a training with another loss draws the same first batch, which amplifies one release alone
+            key += (batch := f" of batch {fingerprint(drawn, step)}")
+            if any(made.endswith(batch) and made != key for made in ledger.keys_of(step)):
+                event = plan.repeated_event
+        ledger.charge(event, round=step, key=key, protects=plan.protects)
         mean = release(total.total, plan, keys, step).div_(plan.denominator).float()
         trainer.weights.add_(plan.expand(mean), alpha=lr)
         transcript = transcript.extend(trainer.weights.clone(), mean, plan)

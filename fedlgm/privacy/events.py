@@ -124,13 +124,13 @@ def pure_event(epsilon: float) -> dp_event.DpEvent:
 
 
 def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
-    """`event` under Poisson sampling at `sampling_rate`; the event itself at rate 1.
+    """`event` under Poisson sampling at `sampling_rate`; the event itself at rate 1, and just below it.
 
     Example:
         >>> sampled(gaussian_event(2.0), 0.1) == gaussian_event(2.0, 0.1), sampled(gaussian_event(2.0), 1.0)
         (True, GaussianDpEvent(noise_multiplier=2.0))
     """
-    return event if sampling_rate == 1 else dp_event.PoissonSampledDpEvent(sampling_rate, event)
+    return event if sampling_rate > 1 - 1e-12 else dp_event.PoissonSampledDpEvent(sampling_rate, event)
 
 
 def repeated(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:

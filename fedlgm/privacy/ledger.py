@@ -314,6 +314,12 @@ class Ledger:
             query = "SELECT COALESCE(MAX(round), 0) FROM charges WHERE number <= ?"
             return int(self._db.execute(query, (_last(through),)).fetchone()[0])
 
+    def repeated(self) -> bool:
+        """Whether a round was released more than once, with other noise."""
+        query = "SELECT 1 FROM charges WHERE round > 0 GROUP BY round, client HAVING COUNT(*) > 1 LIMIT 1"
+        with self._translated():
+            return self._db.execute(query).fetchone() is not None
+
     def position(self) -> int:
         """Number of rows; later rows have larger numbers."""
         return self.head().rows
@@ -335,6 +341,12 @@ class Ledger:
         with self._translated():
             row = self._db.execute(query, (round, client, after)).fetchone()
         return None if row is None else str(row[0])
+
+    def keys_of(self, round: int, client: int = SERVER) -> list[str]:
+        """Names of the noise keys of a round's releases."""
+        with self._translated():
+            query = "SELECT key FROM charges WHERE round = ? AND client = ?"
+            return [key for (key,) in self._db.execute(query, (round, client))]
 
     def since(self, round: int) -> list[tuple[int, int, str]]:
         """(round, client, key) of all clients' rows from `round` on, which an interrupted run had already released."""

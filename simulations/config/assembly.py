@@ -41,7 +41,7 @@ from simulations.config.facts import facts_of
 from simulations.config.messages import in_section
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
-from simulations.config.spent import method_beside
+from simulations.config.spent import method_beside, require_planned
 from strategies import ServerStep
 from strategies.schedule import Scheduled
 from strategies.server_optimizer import OwnStep
@@ -228,6 +228,8 @@ class Assembly:
         module = self.check_model()
         plan = self.first_plan()
         self.recipe.protects.check_data(self, module)
+        if self.recipe.run.patience is not None and self.spent is None:  # with statistics, the budget is kept by design
+            require_planned(self.method, plan)
         if self.recipe.run.audit and not isinstance(self.mechanism, UsesPrivateNorms):
             from fedlgm.audits.canaries import check_auditable  # the driver's alone: half a second of imports
 

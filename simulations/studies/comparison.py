@@ -94,7 +94,9 @@ def _leads(found: Study, done: DataFrame, first: str, other: str) -> list[Row]:
         for metric in (found.headline, *_NOISES, "claimed_epsilon"):
             both = paired(done, cell, ("method", first, other), metric)
             if both is not None:
-                leads.append({"method": other, **cell, "metric": metric, **asdict(difference(*both[0].T))})
+                leads.append(
+                    {"method": other, **cell, "metric": metric, **asdict(difference(both[0]["a"], both[0]["b"]))}
+                )
     return leads
 
 

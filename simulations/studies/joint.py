@@ -38,10 +38,9 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
     why = None
     if len(protections) > 1:
         why = f"the runs protect different things ({'; '.join(sorted(protections))}), whose epsilons do not add up"
-    elif len({(job.partition, job.recipe.federation.clients) for job in done}) > 1 and any(
-        job.recipe.protects.divided for job in done
-    ):
-        why = "a client holds other data in each partition, so there is no client whose epsilons add up"
+    elif len({job.recipe.protects.division(job.recipe) for job in done}) > 1:
+        who = "user" if any(job.recipe.protects.of_users for job in done) else "client"
+        why = f"a {who} holds other data in each partition, so there is no {who} whose epsilons add up"
     elif stopped:
         why = "a run was stopped early by its results (run.patience); what fewer rounds cost bounds no fixed epsilon"
     protected = None if why else accounting.composed_epsilon(events, delta) if events else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from fedlgm.privacy.guarantee import caveat_of
 from simulations.studies import frames, joint
 from simulations.studies.records import KeptRecords, Records
 from simulations.studies.rows import JointCost
-from simulations.studies.statistics import Difference, difference, holm
+from simulations.studies.statistics import Difference, difference, holm, over_cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,11 +29,13 @@ class StudyDifference(Difference):
     """Difference between two methods' figures, over all cells of the grid and in each.
 
     Attributes:
-        mean, low, high, p, seeds: statistics of the differences between the seeds' means over all cells that both have
-            (see `Difference`).
+        mean, low, high, p, seeds: statistics of the differences between the seeds' means over all cells that both have,
+            of the seeds with the most cells (see `Difference`); NaN if that is one seed alone.
         cells: one row per cell: the grid's keys, mean, low, high, p, `p_holm` (adjusted for the number of cells),
-            seeds, the proven epsilon of both sides, and `claimed`: whether `p_holm` is below 0.05 and, after a search,
-            the difference has the same sign and p below 0.05 with both methods one step lower and one step higher.
+            seeds, `left_out` (further seeds, of which a run diverged or failed), the proven epsilon of both sides, and
+            `claimed`: whether `p_holm` is below 0.05, no seed is left out (runs that diverge are no random sample) and,
+            after a search, the difference has the same sign and p below 0.05 with both methods one step lower and one
+            step higher.
 
     Example:
         >>> import pandas as pd
@@ -263,22 +266,29 @@ def _differences(
         if found is None:
             continue
         both, epsilons = found
-        tested = difference(both[:, 0], both[:, 1])
+        tested = difference(both["a"], both["b"])
         beside = [paired(other, cell, sides, metric) for other in shifted or ()]
-        held = all(one is not None and _same_sign(difference(one[0][:, 0], one[0][:, 1]), tested) for one in beside)
+        held = all(one is not None and _same_sign(difference(one[0]["a"], one[0]["b"]), tested) for one in beside)
         rows.append({
             **cell, "mean": tested.mean, "low": tested.low, "high": tested.high, "p": tested.p, "p_holm": 1.0,
-            "seeds": tested.seeds, "epsilon_a": epsilons[0], "epsilon_b": epsilons[1], "claimed": held,
+            "seeds": tested.seeds, "left_out": (left_out := _left_out(frame, cell, sides, both)),
+            "epsilon_a": epsilons[0], "epsilon_b": epsilons[1], "claimed": held and not left_out,
         })  # fmt: skip
-        pairs.append(both[:, 0] - both[:, 1])
+        pairs += both.itertuples(name=None)
     if not rows:
         raise ConfigError(f"{sides[1]!r} and {sides[2]!r} have no cell with at least two seeds of both: run more seeds")
     cells = pd.DataFrame(rows)
     cells["p_holm"] = holm(cells["p"].tolist())
     cells["claimed"] &= cells["p_holm"] < _LEVEL
-    least = min(map(len, pairs))
-    whole = difference(np.mean([pair[:least] for pair in pairs], axis=0), np.zeros(least))
+    means = over_cells(pairs)
+    whole = difference(*means.T) if len(means) > 1 else Difference(*(math.nan,) * 4, len(means))
     return StudyDifference(whole.mean, whole.low, whole.high, whole.p, whole.seeds, cells)
+
+
+def _left_out(frame: DataFrame, cell: Mapping[str, Any], sides: tuple[str, Any, Any], both: DataFrame) -> int:
+    """Number of a cell's seeds of which one side has no figure."""
+    by, *values = sides
+    return len({seed for value in values for seed in frames.at(frame, {by: value, **cell})["seed"]} - {*both.index})
 
 
 def _same_sign(found: Difference, wanted: Difference) -> bool:
@@ -287,11 +297,13 @@ def _same_sign(found: Difference, wanted: Difference) -> bool:
 
 def paired(
     frame: DataFrame, cell: Mapping[str, Any], sides: tuple[str, Any, Any], metric: str
-) -> tuple[np.ndarray, list[float]] | None:
-    """Figures of both sides in a cell [seeds, 2], and their proven epsilons; None for fewer than two seeds.
+) -> tuple[DataFrame, list[float]] | None:
+    """Figures "a" and "b" of both sides in a cell, by seed, and their proven epsilons; None for fewer than two seeds.
 
     Sides are a key and two of its values.
     """
+    import pandas as pd
+
     by, *values = sides
     figures, epsilons = [], []
     for value in values:
@@ -299,7 +311,5 @@ def paired(
         rows = rows[np.isfinite(rows[metric].astype(float))]
         figures.append(rows.set_index("seed")[metric].astype(float))
         epsilons.append(float(rows["epsilon"].max()) if len(rows) else float("nan"))
-    common = figures[0].index.intersection(figures[1].index)
-    if len(common) < 2:
-        return None
-    return np.column_stack([found.loc[common] for found in figures]), epsilons
+    both = pd.concat(figures, axis=1, keys=["a", "b"], join="inner")
+    return None if len(both) < 2 else (both, epsilons)

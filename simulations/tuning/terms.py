@@ -89,6 +89,11 @@ class Search:
                     "public figures"
                 )
             costs[json.dumps(encode(run_event(assembly)))] = assembly
+        if len({candidate.protects.division(candidate) for candidate in candidates}) > 1:
+            raise ConfigError(
+                f"search: {', '.join(grid)} change which data a client or user holds, so the runs protect no unit "
+                "together: leave such keys out"
+            )
         if len(costs) > 1:
             raise ConfigError(
                 f"search: the runs do not all cost the same ({', '.join(grid)} change the noise or the number of "

@@ -201,3 +201,15 @@ class _Node:
 
     def records(self) -> int:
         return len(self.grid._context.state.config_records[wire.RELEASES]["4.keys"])
+
+
+def test_one_sum_under_two_divisions_into_layers_has_two_noises():
+    """Their plans have one text. With one noise, two answers revealed the difference of two coordinates exactly."""
+    facts, keys, total = CENTRAL, KeyRing.from_seed(None), torch.arange(5.0).double()
+    guarantee, tables = plan_for(CENTRAL).guarantee, [{"a": 2, "b": 3}, {"a": 3, "b": 2}]
+    plans = [ReleasePlan(LayerTable.from_sizes(one), [1.0, 1.0], [1.0, 5.0], facts, guarantee) for one in tables]
+    assert plans[0].to_json() == plans[1].to_json()
+    one, other = (release(total.clone(), plan, keys, round=1) - total for plan in plans)
+    assert abs(float(one[2] - other[3])) > 0.2  # the first draw of the second layer, in both
+    names = {Noising.of(total, plan, keys, round=1).name for plan in plans}
+    assert len(names) == 2

@@ -11,6 +11,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.example_level.central import train
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.trial import TRIED
@@ -133,3 +134,31 @@ def test_a_seeded_training_says_that_its_noise_can_be_drawn_again(tmp_path):
     assert repr(result).startswith("Trained(2410 weights, 2 steps: epsilon ")
     assert "proven; simulation: the seed is public" in repr(result)
     assert "simulation" not in repr(replace(result, noise_reproducible=False))
+
+
+class Doubled:
+    """A loss whose clipped gradients are those of cross-entropy, but for rounding."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def losses(self, outputs, targets):
+        return self.factor * torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_trainings_that_draw_one_batch_are_not_amplified_twice(tmp_path):
+    """Twenty losses tried with one ring were charged epsilon 0.45; their first steps together cost 18."""
+    x, y, *_ = digits()
+    facts = RunFacts(1.0, Sampling("poisson", len(y), 0.05), rounds=2, epsilon=8.0, delta=1e-5)
+    keys, charged = KeyRing.from_seed(None), []
+    with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
+        for factor in (3.0, 3.3, 3.3):
+            model = torch.nn.Linear(64, 10)
+            torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
+            method = Method(mechanisms.get("dp-sgd"), LayerTable.from_module(model), facts)
+            train(model, x, y, method, keys=keys, ledger=ledger, lr=0.1, task=Doubled(factor))
+            charged.append([type(charge.event).__name__ for charge in ledger.charges() if charge.round == 1])
+        assert {type(charge.event).__name__ for charge in ledger.charges() if charge.round == 2} == {charged[0][0]}
+    assert charged[0] == ["PoissonSampledDpEvent"]
+    assert sorted(charged[1]) == ["GaussianDpEvent", "PoissonSampledDpEvent"]
+    assert charged[2] == charged[1]  # the same training again

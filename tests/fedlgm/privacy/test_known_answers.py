@@ -258,3 +258,9 @@ def test_the_classical_constant_fails_for_large_epsilon(delta, limit):
         return gaussian_delta(1 / sigma, value)
 
     assert reached(limit - 0.02) <= delta < reached(limit + 0.02)
+
+
+def test_a_rate_just_below_one_costs_what_everybody_costs():
+    """Grids lost the whole distribution there."""
+    near = epsilon(0.25, 1e-7, steps=1, sampling_rate=1 - 1e-15)
+    assert near == epsilon(0.25, 1e-7, steps=1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
 import simulations
+from fedlgm import Guarantee, Mechanism, ReleasePlan
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.ledger import Ledger
 from simulations.reports.report import ledger_report
@@ -23,11 +25,11 @@ SHORT = {
 }  # fmt: skip
 
 
-def run(folder, engine="local", **changes):
+def run(folder, engine="local", progress=None, **changes):
     torch.manual_seed(0)
     overrides = SHORT | {name.replace("__", "."): value for name, value in changes.items()}
     return simulations.simulate(
-        model=torch.nn.Linear(4, 2), data=DATA, overrides=overrides, run_dir=folder, engine=engine
+        model=torch.nn.Linear(4, 2), data=DATA, overrides=overrides, run_dir=folder, engine=engine, progress=progress
     )
 
 
@@ -83,3 +85,44 @@ def test_an_edited_epsilon_is_found(tmp_path):
 def test_patience_is_at_least_one(tmp_path):
     with pytest.raises(ConfigError, match=r"run\.patience: must be at least 1"):
         run(tmp_path / "run", run__patience=0)
+
+
+@dataclass(frozen=True)
+class Loud(Mechanism):
+    """Noise for a larger budget than the recipe's."""
+
+    def calibrate(self, facts):
+        return 0.4 * super().calibrate(facts)
+
+    def plan(self, layers, facts, transcript):
+        clip, sigma = np.full(len(layers), len(layers) ** -0.5), np.full(len(layers), facts.noise_multiplier)
+        return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", "bounded, then noised"))
+
+
+def test_a_run_that_would_state_less_than_all_its_rounds_cost_is_refused(tmp_path):
+    """It ended with "epsilon 8, proven", and all of its planned rounds cost more."""
+    model, loud = torch.nn.Linear(4, 2), Loud("loud")
+    with pytest.raises(ConfigError, match=r"run\.patience: .* all its rounds, which is 62\.\d+"):
+        simulations.simulate(model=model, data=DATA, mechanism=loud, overrides=SHORT, run_dir=tmp_path / "run")
+    changes = SHORT | {"run.patience": None}
+    whole = simulations.simulate(model=model, data=DATA, mechanism=loud, overrides=changes, run_dir=tmp_path / "all")
+    assert whole.epsilon > 60
+
+
+def test_a_run_that_released_a_round_twice_is_not_ended(tmp_path):
+    """The budget that it would state leaves the second release out."""
+
+    def interrupted(row):
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", run__seed=None, progress=interrupted)
+    (tmp_path / "run" / "private" / "keys").unlink()
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="released again"):
+        result = simulations.resume(tmp_path / "run", model=torch.nn.Linear(4, 2), data=DATA)
+    assert result["rounds"] == 6
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        assert result.epsilon == pytest.approx(ledger.epsilon(0.01, "rdp"))
+    assert result.epsilon > 8

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from compared import shown, summary_of
 
+import simulations
 from fedlgm.keys import KeyRing
 from fedlgm.privacy.gaussian import gaussian_epsilon
 from fedlgm.privacy.ledger import Ledger
@@ -178,6 +179,21 @@ class TestWhatAComparisonCosts:
         assert (together["epsilon"], together["epsilon_protected"]) == (None, None)
         assert re.search(why, together["why"])
         assert "the runs have no joint epsilon" in shown(summary)
+
+    @pytest.mark.parametrize(
+        ("grid", "more"),
+        [
+            ({"data.alpha": [0.1, 10.0]}, {}),
+            ({"data.partition_seed": [0, 1]}, {}),
+            ({"federation.users": [[*range(10)] * 2, sorted([*range(10)] * 2)]}, {"privacy.unit": "user"}),
+        ],
+    )
+    def test_nor_have_runs_whose_units_hold_other_data(self, tmp_path, grid, more):
+        changes = {"federation.clients": 20, "federation.rounds": 1, "data.partition": "dirichlet", **more}
+        changes |= {key: values[0] for key, values in grid.items()}
+        found = simulations.study("digits", grid=grid, seeds=1, folder=tmp_path, overrides=changes)
+        assert found.joint["epsilon"] is None
+        assert "holds other data in each partition" in found.joint["why"]
 
     def test_every_cell_carries_its_guarantee(self, summary):
         *_, figures = summary

@@ -16,6 +16,7 @@ from benchmarks import false_alarms
 from benchmarks.false_alarms import runs
 from fedlgm.errors import ConfigError
 from simulations import difference
+from simulations.studies.statistics import holm
 
 
 def test_known_answer() -> None:
@@ -86,7 +87,16 @@ def test_seeds_that_agree_exactly() -> None:
     same = difference([1.0, 2.0], [1.0, 2.0])
     assert (same.mean, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
     shifted = difference([1.1, 2.1], [1.0, 2.0])
-    assert (shifted.low, shifted.p) == (pytest.approx(0.1), 0.0)
+    assert (shifted.low, shifted.p) == (pytest.approx(0.1), 0.5)
+
+
+def test_accuracies_that_agree_by_chance_claim_nothing() -> None:
+    """Of a test set of 114 examples equal methods often differ by the same step for every seed."""
+    draw, alarms = np.random.default_rng(4), 0
+    for _ in range(200):
+        figures = np.round(draw.normal(0.9, 0.007, size=(2, 20, 3)) * 114) / 114
+        alarms += min(holm([difference(a, b).p for a, b in zip(*figures, strict=True)])) < 0.05
+    assert alarms <= 20  # of 10 expected at most; with p = 0 for agreement it is 80
 
 
 @pytest.mark.parametrize(
