@@ -32,6 +32,13 @@ def test_the_interval_covers_the_truth(shift):
     assert narrow / 500 < 0.85
 
 
+def test_with_few_rows_of_a_class_the_interval_is_a_little_too_narrow():
+    random, truth, targets = np.random.default_rng(2), 0.97, np.arange(120) < 20
+    shift = np.sqrt(2) * stats.norm.ppf(truth)
+    found = [tasks.auc(random.standard_normal(120) + shift * targets, targets.astype(int)) for _ in range(1000)]
+    assert 0.89 < np.mean([one.low <= truth <= one.high for one in found]) < 0.95  # the page says 92 %
+
+
 def test_one_class_has_no_auc_and_separated_classes_have_an_interval():
     assert np.isnan(tasks.auc(np.arange(4.0), np.zeros(4))).all()
     assert tasks.auc(np.arange(40.0), np.arange(40) >= 20) == (1.0, 1 - 3 / 20, 1.0)
