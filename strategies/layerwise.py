@@ -28,6 +28,7 @@ from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 from strategies.cohort import CohortSampler, blocks
+from strategies.messages import message_to
 from strategies.nodes import Nodes
 from strategies.releaser import Releaser
 from strategies.replies import Failure, Sent, block_sum, contribution, in_order
@@ -255,7 +256,7 @@ class LayerwiseFedAvg(FedAvg):
             if node is not None:
                 values: dict[str, Any] = {**extra, wire.ROUND: round_, wire.CLIENTS: members}
                 content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord(values)})
-                message = grid.create_message(content, kind, node, str(round_))
+                message = message_to(grid, content, kind, node, str(round_))
             sent.append(Sent(message, members))
         return sent
 

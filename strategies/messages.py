@@ -1,4 +1,4 @@
-"""Messages of a Flower Grid that numbers them itself."""
+"""Messages to nodes, on Flower's Grids and on those that number their messages themselves."""
 
 from __future__ import annotations
 
@@ -29,3 +29,18 @@ class NumberingGrid(Grid, ABC):
             message_type=message_type,
         )  # fmt: skip
         return Message(content=content, metadata=metadata)  # type: ignore[call-overload]
+
+
+def message_to(grid: Grid, content: RecordDict, kind: str, node: int, group: str) -> Message:
+    """A message for a node; Flower's Grids number it when they send it.
+
+    Args:
+        grid: the Grid that will send it.
+        content: its content.
+        kind: its type, such as "train".
+        node: the node's ID.
+        group: label of the messages that belong together, such as the round.
+    """
+    if isinstance(grid, NumberingGrid):
+        return grid.create_message(content, kind, node, group)
+    return Message(content, node, kind, group_id=group)

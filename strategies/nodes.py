@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from fedlgm import wire
 from fedlgm.errors import Notice, RunError
 from fedlgm.node_protocol import printable
+from strategies.messages import message_to
 
 _POLL_S = 0.1
 _ANSWER_S = 30.0  # that a node which connects at the last moment has to answer
@@ -198,7 +199,7 @@ def ask(grid: Grid, nodes: Iterable[int], wait: float, *, tolerant: bool = False
         RunError: a node answers with an error, unless `tolerant`.
     """
     content = RecordDict({wire.CONFIG: ConfigRecord()})
-    queries = [grid.create_message(content, MessageType.QUERY, node, "query") for node in nodes]
+    queries = [message_to(grid, content, MessageType.QUERY, node, "query") for node in nodes]
     answers: dict[int, ConfigRecord] = {}
     for reply in grid.send_and_receive(queries, timeout=wait) if queries else ():
         node = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}.get(

@@ -133,8 +133,8 @@ assert any("text/html" in str(output) for output in notebook.cells[0].outputs)
 
 here = pathlib.Path.cwd()
 with private_superlink(here / "superlink.log") as flwr:
-    asked = "num-supernodes=10 client-resources-num-cpus=1"
-    run = flwr.submit(pathlib.Path(sys.argv[2]), asked, f'folder="{here}"')
+    asked = ("--federation-config", "num-supernodes=10 client-resources-num-cpus=1", "--run-config", f'folder="{here}"')
+    run = flwr.submit(pathlib.Path(sys.argv[2]), *asked)
     assert follow(flwr, run, here / "superlink.log") == "finished:completed", flwr.log(run)
 torch.nn.Linear(64, 10).load_state_dict(torch.load("model.pt"))
 with Ledger(here / "ledger.sqlite") as ledger:

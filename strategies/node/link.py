@@ -14,6 +14,7 @@ from fedlgm import node_protocol as protocol
 from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import HEADER, MASK, printable
+from strategies.messages import message_to
 from strategies.node.enrolment import Enrolment, key_digest
 from strategies.node.round import Asked
 
@@ -81,7 +82,7 @@ class NodeLink:
         return self._runtime.pull_messages(ids) if ids else ()
 
     def _message(self, client: int, content: RecordDict, group: str) -> Message:
-        return self._runtime.create_message(content, MessageType.TRAIN, self.online[client], group)
+        return message_to(self._runtime, content, MessageType.TRAIN, self.online[client], group)
 
 
 def body_of(reply: Message, key: int) -> bytes:

@@ -23,8 +23,15 @@ def test_an_existing_flower_app_becomes_private_by_one_mod_and_one_strategy(tmp_
     assert len(lines) <= 30
     log = tmp_path / "superlink.log"
     with private_superlink(log) as flwr:
-        run_id = flwr.submit(app, "num-supernodes=10 client-resources-num-cpus=1", f'folder="{tmp_path}"')
+        run_id = flwr.submit(
+            app,
+            "--federation-config",
+            "num-supernodes=10 client-resources-num-cpus=1",
+            "--run-config",
+            f'folder="{tmp_path}"',
+        )
         assert follow(flwr, run_id, log) == "finished:completed", flwr.log(run_id)
+        assert "DEPRECATED" not in flwr.log(run_id) + log.read_text()
     state = torch.load(tmp_path / "model.pt")
     model = torch.nn.Linear(64, 10)
     model.load_state_dict(state)

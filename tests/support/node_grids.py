@@ -15,7 +15,6 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Error, Message, Metadata, RecordDict
-from flwr.serverapp import Grid
 
 from clients.node.folder import NodeFolder
 from clients.node.relay import forward
@@ -28,6 +27,7 @@ from fedlgm.node_protocol import HEADER
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
 from strategies import CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
+from strategies.messages import NumberingGrid
 from strategies.node.answers import AnswerCheck
 from strategies.node.enrolment import Enrolment, key_digest
 from strategies.node.grid import EnrolledNodes, NodeGrid
@@ -44,7 +44,7 @@ def pem() -> bytes:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-class Link(Grid):
+class Link(NumberingGrid):
     """Flower's side: takes messages to the nodes' services and brings their replies, as far as its faults allow."""
 
     def __init__(self, folders: list[NodeFolder], keys: list[bytes]) -> None:
