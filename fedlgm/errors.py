@@ -166,7 +166,8 @@ def alternatives(name: object, known: Iterable[str], *others: str) -> str:
     "known: uniform, ladp, or your own as 'package.module:Class'"
     """
     names = list(known)
-    close = get_close_matches(str(name), names, n=2, cutoff=0.7)
+    near = get_close_matches(str(name).lower(), [one.lower() for one in names], n=2, cutoff=0.7)
+    close = sorted((one for one in names if one.lower() in near), key=lambda one: near.index(one.lower()))
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return "known: " + ", or ".join([", ".join(names), *others])

@@ -91,7 +91,7 @@ def test_a_frame_of_texts_is_tokenized():
         (TOKENS, r"one table has no test part.*train_test_split"),
         ({"train": NUMBERS, "test": (1, 2)}, r"'test' is of type tuple"),
         ({"train": NUMBERS, "test": NUMBERS}, r"which column is the target.*'age'.*'out'"),
-        ({"train": NUMBERS, "test": NUMBERS, "target": "Out"}, r"no column 'Out'; its columns: 'site', 'age'"),
+        ({"train": NUMBERS, "test": NUMBERS, "target": "Out"}, r"no column 'Out'; did you mean 'out'\?"),
         ({"train": NUMBERS, "test": NUMBERS, "users": "Site", "target": "out"}, r"no column 'Site'"),
         ({"train": NUMBERS, "test": NUMBERS, "target": "out"}, "'site' of 'train' holds text, not numbers: drop it"),
         (

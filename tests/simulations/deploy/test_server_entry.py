@@ -51,8 +51,8 @@ def test_a_run_that_fails_is_noticed_at_once(tmp_path, monkeypatch):
     assert (folder.private / ENDED).exists()
 
     class Flower:
-        def json(self, *_):
-            return {"runs": [{"status": "finished:failed"}]}
+        def status(self, _):
+            return "finished:failed"
 
     begun = time.monotonic()
     assert submit._follow(Flower(), "1", folder, 0, print) == "finished:failed"
