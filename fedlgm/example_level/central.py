@@ -126,7 +126,7 @@ def train(
         event = plan.event
         if keys.secret:  # a training with another loss draws the same first batch, which amplifies one release alone
             key += (batch := f" of batch {fingerprint(drawn, step)}")
-            if any(made.endswith(batch) and made != key for made in ledger.keys_of(step)):
+            if key != next((made for made in ledger.keys_of(step) if made.endswith(batch)), key):
                 event = plan.repeated_event
         ledger.charge(event, round=step, key=key, protects=plan.protects)
         mean = release(total.total, plan, keys, step).div_(plan.denominator).float()

@@ -343,9 +343,9 @@ class Ledger:
         return None if row is None else str(row[0])
 
     def keys_of(self, round: int, client: int = SERVER) -> list[str]:
-        """Names of the noise keys of a round's releases."""
+        """Names of the noise keys of a round's releases, the first release first."""
         with self._translated():
-            query = "SELECT key FROM charges WHERE round = ? AND client = ?"
+            query = "SELECT key FROM charges WHERE round = ? AND client = ? ORDER BY number"
             return [key for (key,) in self._db.execute(query, (round, client))]
 
     def since(self, round: int) -> list[tuple[int, int, str]]:

@@ -152,7 +152,7 @@ def test_trainings_that_draw_one_batch_are_not_amplified_twice(tmp_path):
     facts = RunFacts(1.0, Sampling("poisson", len(y), 0.05), rounds=2, epsilon=8.0, delta=1e-5)
     keys, charged = KeyRing.from_seed(None), []
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
-        for factor in (3.0, 3.3, 3.3):
+        for factor in (3.0, 3.3, 3.3, 3.0):
             model = torch.nn.Linear(64, 10)
             torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
             method = Method(mechanisms.get("dp-sgd"), LayerTable.from_module(model), facts)
@@ -161,4 +161,4 @@ def test_trainings_that_draw_one_batch_are_not_amplified_twice(tmp_path):
         assert {type(charge.event).__name__ for charge in ledger.charges() if charge.round == 2} == {charged[0][0]}
     assert charged[0] == ["PoissonSampledDpEvent"]
     assert sorted(charged[1]) == ["GaussianDpEvent", "PoissonSampledDpEvent"]
-    assert charged[2] == charged[1]  # the same training again
+    assert charged[3] == charged[2] == charged[1]  # both trainings again
