@@ -22,12 +22,14 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.method import Method
-from fedlgm.training import ClientTask
+from fedlgm.training import ClientTask, Trainer
 from fedlgm.transcript import Transcript
 from simulations.advice.rows import ForecastRow
 from simulations.advice.score import Landscape
 from simulations.advice.setting import Setting, facts_for
 from simulations.advice.work import OPERATIONS, operations
+from simulations.config.assembly import Assembly
+from simulations.config.decided import decided
 
 ERROR = 0.075
 """Largest error of the kept forecasts, as a share of 1. They are of seven settings on one data set (digits): if an
@@ -75,6 +77,7 @@ class Rehearsals:
         division = data.divide(public, count, recipe.data.partition, seed=seed, **recipe.data.options)
         self._clients = [rows.astype(np.int64) for rows in division if len(rows)]
         self._x, self._y = inputs.tensors(public.train_x), torch.from_numpy(public.train_y)
+        self._trainer = _trainer(self._assembly, division)
 
     def _clients_of_a_round(self, facts: RunFacts) -> int:
         """As many as the run has, or as are affordable; refuses fewer than a mean can be taken of."""
@@ -105,8 +108,7 @@ class Rehearsals:
         recipe, rng, x, y = assembly.recipe, np.random.default_rng(seed), self._x, self._y
         layers = LayerTable.from_module(assembly.module())
         method = Method(mechanism, mechanism.table(layers), facts)
-        trainer = assembly.trainer(assembly.trainer_kind.vectorized is not None, compiled=False)
-        step, keys = assembly.server_optimizer(), KeyRing.from_seed(seed)
+        trainer, step, keys = self._trainer, assembly.server_optimizer(), KeyRing.from_seed(seed)
         model = assembly.initial_model()
         expected, population = facts.sampling.expected, facts.sampling.population
         parties = math.sqrt(facts.noised_by.noises_in_sum(expected))
@@ -134,6 +136,18 @@ class Rehearsals:
                 noise = sigma * torch.randn(plan.size, generator=generator) * parties
                 model = step.step(model, plan.expand(((total + noise) / expected).float()))
             return Landscape(assembly, layers, len(assembly.dataset.test_y), 1).metrics(model)["accuracy"]
+
+
+def _trainer(assembly: Assembly, division: data.Partition) -> Trainer:
+    """The compiled kernel's trainer where it knows the model; otherwise many clients at once, where that is possible.
+
+    They differ in the last bits, and the kernel takes a tenth of the time for small models.
+    """
+    training = assembly.recipe.training.model_copy(update={"vectorize": "off", "compile": False, "kernel": "auto"})
+    recipe = assembly.recipe.model_copy(update={"training": training})
+    found = decided(Assembly(recipe, assembly.own).with_data(assembly.dataset, division), workers=1)
+    native = found.recipe.training.kernel == "native"
+    return found.trainer(not native and found.trainer_kind.vectorized is not None, compiled=False)
 
 
 def forecasts(setting: Setting, rule: str) -> tuple[list[ForecastRow], str]:

@@ -13,10 +13,12 @@ from rich.console import Console
 import simulations
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
+from fedlgm.training import NativeTrainer, VectorizedTrainer, native
 from simulations.advice import forecast
 from simulations.advice.command import forecast_lines
 from simulations.advice.forecast import Rehearsals, interval
 from simulations.advice.setting import Setting, setting_of
+from simulations.config import decided
 from simulations.reports import sweep
 
 LIGHT = [
@@ -40,6 +42,19 @@ def test_a_rehearsal_has_the_noise_of_the_run_and_is_the_same_on_every_call() ->
     accuracies = [rehearsals.accuracy(GAUSSIAN, replace(setting.facts, noise_multiplier=z)) for z in (0.1, 0.1, 500.0)]
     assert accuracies[0] == accuracies[1] > 0.6
     assert accuracies[2] < 0.3  # nothing is learned through so much noise
+
+
+@pytest.mark.skipif(native.reason() is not None, reason="no compiled kernel here")
+def test_rehearsals_by_the_kernel_and_by_pytorch_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = _setting("federation.rounds=10")
+    by_kernel = Rehearsals(setting)
+    monkeypatch.setattr(decided, "_refusal", lambda assembly: "switched off")
+    by_torch = Rehearsals(setting)
+    trainers = [type(rehearsals._trainer) for rehearsals in (by_kernel, by_torch)]
+    assert trainers == [NativeTrainer, VectorizedTrainer]
+    found = [rehearsals.accuracy(GAUSSIAN, setting.facts) for rehearsals in (by_kernel, by_torch)]
+    assert found[0] > 0.5
+    assert found[1] == pytest.approx(found[0], abs=0.005)
 
 
 @pytest.mark.parametrize(
