@@ -120,14 +120,18 @@ def plain(model: nn.Module, x: Tensor, y: Tensor, micro: int | None, channels_la
 
 
 def ours(model: nn.Module, x: Tensor, y: Tensor, style: str, variant: str) -> Callable[[], None]:
-    """A step with noise; "quiet" adds none; "exact" neither, and sums in float64."""
+    """A step with noise, "kernel" by the compiled one; "quiet" adds none; "exact" neither, and sums in float64."""
+    from fedlgm import tasks
     from fedlgm.example_level import ExampleGradients, FlatClip, PerLayerClip, Reweighted
+    from fedlgm.example_level.native import NativeExampleGradients
     from fedlgm.noise import add_noise_
 
     layers = LayerTable.from_module(model)
     weights = layers.bind_(model)
     task = MeanOverPositions() if x.dtype == torch.int64 else None
-    gradients = ExampleGradients(model, layers, task, exact_sums=variant == "exact")
+    gradients: Any = ExampleGradients(model, layers, task, exact_sums=variant == "exact")
+    if variant == "kernel":
+        gradients = NativeExampleGradients(model, layers, tasks.get(), weights)
     k = len(layers)
     scaling = {
         "per-layer": PerLayerClip((CLIP / math.sqrt(k),) * k),
@@ -139,7 +143,7 @@ def ours(model: nn.Module, x: Tensor, y: Tensor, style: str, variant: str) -> Ca
 
     def step() -> None:
         total = gradients.sum(x, y, scaling).total
-        if not variant:
+        if variant in ("", "kernel"):
             add_noise_(total, parts, streams)
         weights.sub_(total, alpha=LR / len(x))
 

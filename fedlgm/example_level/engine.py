@@ -84,6 +84,14 @@ class ClippedSum:
     discarded: int
 
 
+class SumsExamples(Protocol):
+    """What sums clipped per-example gradients: `ExampleGradients`, or the compiled kernel."""
+
+    def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
+        """See `ExampleGradients.sum`."""
+        ...
+
+
 class ExampleGradients:
     """Per-example gradients of a module, clipped and summed without being kept.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from fedlgm import inputs, tasks
 from fedlgm.contributions import BoundedUpdates
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.bounding import bounded_updates
-from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
+from fedlgm.example_level.engine import ExampleGradients, ExampleLosses, SumsExamples
+from fedlgm.example_level.native import NativeExampleGradients
 from fedlgm.example_level.scaling import FlatClip, Scaling
 from fedlgm.facts import LocalTraining
 from fedlgm.inputs import Inputs
@@ -42,9 +44,10 @@ class ExampleTrainer:
         device: where to train.
         task: losses per example; None is classification.
         exact_sums: see `ExampleGradients`.
+        kernel: "native" for the compiled kernel (`NativeExampleGradients`), which knows plain stacks of layers.
 
     Raises:
-        ConfigError: a mechanism that bounds whole clients, or a module without gradients per example.
+        ConfigError: a mechanism that bounds whole clients, a module without gradients per example, or no kernel.
 
     Example:
         >>> from fedlgm import RunFacts, Sampling, Transcript, mechanisms
@@ -65,6 +68,7 @@ class ExampleTrainer:
         device: torch.device | str = "cpu",
         task: ExampleLosses | None = None,
         exact_sums: bool = False,
+        kernel: Literal["native"] | None = None,
     ) -> None:
         if not isinstance(mechanism, BoundsExamples):
             raise ConfigError(
@@ -76,7 +80,11 @@ class ExampleTrainer:
         self._module = module.to(self.device)
         self.weights = layers.bind_(self._module.train())
         self._task: ExampleLosses = task if task is not None else tasks.get()
-        self._gradients = ExampleGradients(self._module, layers, self._task, exact_sums=exact_sums)
+        self._gradients: SumsExamples
+        if kernel == "native":
+            self._gradients = NativeExampleGradients(self._module, layers, self._task, self.weights)
+        else:
+            self._gradients = ExampleGradients(self._module, layers, self._task, exact_sums=exact_sums)
         self._tried = self._sums = 0
         self._scaled: tuple[ReleasePlan, Scaling] | None = None  # of the last plan
         self._random = random.Random()  # not the run's: what a run draws does not depend on when it is tried
@@ -128,7 +136,7 @@ class ExampleTrainer:
 
 
 def private_figures(
-    gradients: ExampleGradients, mechanism: Mechanism, layers: LayerTable, x: Inputs, y: Tensor
+    gradients: SumsExamples, mechanism: Mechanism, layers: LayerTable, x: Inputs, y: Tensor
 ) -> np.ndarray:
     """The figures from which a published, NOT PRIVATE variant plans, float64 [rows, K].
 

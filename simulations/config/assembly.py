@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -358,6 +358,15 @@ class Assembly:
         Program.of(module, self.layers, tuple(self.outline.shape), self.task)
         return self.trainer_kind.native(module, *arguments, task=self.task, **keywords)
 
+    def example_trainer(self, module: nn.Module) -> ExampleTrainer:
+        """A new trainer that bounds examples, in this module."""
+        section = self.recipe.training
+        kernel: Literal["native"] | None = "native" if section.kernel == "native" else None
+        if kernel:
+            Program.of(module, self.layers, tuple(self.outline.shape), self.task)
+        exact = bool(section.exact_sums)
+        return ExampleTrainer(module, self.layers, self.mechanism, self.device, self.task, exact, kernel)
+
     def consent(self) -> Consent | None:
         """The consent of clients under local trust."""
         if not self.recipe.noised_by.uploads_released:
@@ -379,8 +388,7 @@ class Assembly:
         source = PartitionedSource(self.dataset, self.partition)
         options: dict[str, Any] = {"consent": self.consent(), "numerics": self.numerics}
         if isinstance(self.mechanism, BoundsExamples):
-            exact = bool(section.exact_sums)
-            trainer: Any = ExampleTrainer(self.module(), self.layers, self.mechanism, self.device, self.task, exact)
+            trainer: Any = self.example_trainer(self.module())
         else:
             trainer = self.trainer(section.vectorize == "on", section.compile is True)
         own = LocalWork(trainer, section.local, source, self.recipe.federation.stragglers)

@@ -11,6 +11,8 @@ from clients import PartitionedSource
 from fedlgm.contributions import unbounded
 from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError, DataError
+from fedlgm.example_level.native import NativeExampleGradients
+from fedlgm.example_level.scaling import FlatClip
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.mechanisms import BoundsExamples
 from fedlgm.training import ClientTask, fastest
@@ -89,11 +91,13 @@ def _refusal(assembly: Assembly) -> str | None:
         return f"training.device is {str(assembly.device)!r}"
     if section.vectorize != "off":
         return f"training.vectorize is {section.vectorize!r}"
-    if isinstance(assembly.mechanism, BoundsExamples):
-        return "the example-level engine trains"
     module, tasks = assembly.module(), typical(assembly, 1)
     try:
         with torch_threads(assembly.recipe.run.threads):
+            if isinstance(assembly.mechanism, BoundsExamples):
+                sums = NativeExampleGradients(module, assembly.layers, assembly.task, assembly.initial_model())
+                sums.sum(tasks[0].x, tasks[0].y, FlatClip(1.0))
+                return None
             made = assembly.native(module, assembly.layers, section.local, device=assembly.device)
             for update in made.updates(assembly.initial_model(), tasks):
                 unbounded(update)

@@ -49,7 +49,6 @@ class ExampleLevel(UnitKind):
             ("training.vectorize", training.vectorize, "off", "a client's examples are already trained together"),
             ("trainer", recipe.trainer and recipe.trainer.name, None, "the example-level engine trains"),
             ("training.compile", training.compile, False, "the example-level engine is not compiled"),
-            ("training.kernel", training.kernel == "native" and "native", False, "the example-level engine trains"),
             (
                 "federation.stragglers",
                 federation.stragglers,
@@ -149,10 +148,8 @@ class ExampleLevel(UnitKind):
 
     def check_data(self, assembly: Assembly, module: nn.Module) -> None:
         """Refuse a model without gradients per example, and batches larger than any client's data."""
-        from fedlgm.example_level.trainer import ExampleTrainer
-
         with prefix_key("model"):
-            ExampleTrainer(module, assembly.layers, assembly.mechanism, task=assembly.task)
+            assembly.example_trainer(module)
         recipe, largest, examples = assembly.recipe, int(assembly.sizes.max()), int(assembly.sizes.sum())
         if not self.counts_examples(recipe):
             examples = largest

@@ -72,5 +72,71 @@ def run(
     )  # fmt: skip
 
 
+class Examples:
+    """Gradients of a block of examples, one by one, and their weighted sum.
+
+    Args:
+        library: the kernel.
+        ops: a program, int64 [layers, 15].
+        columns: layer of the layer table of every op's weight and bias, int64 [layers, 2].
+        width: number of layers of the table, K.
+        most: examples of a block at most.
+    """
+
+    def __init__(self, library: ctypes.CDLL, ops: Tensor, columns: Tensor, width: int, most: int) -> None:
+        self._library, self._most, self._size = library, most, packed(library, ops)
+        self._held = ops, columns, area(library, ops, most), torch.empty(most * self._size), torch.arange(most)
+        self._ops, self._columns, self._area, self._gradients, self._rows = map(_address, self._held)
+        self._count, self._width = ctypes.c_int64(len(ops)), ctypes.c_int64(width)
+
+    def measure(self, x: Tensor, y: Tensor, loss: int, model: Tensor, order: int) -> Tensor:
+        """Amounts of the norms of the gradients of `x` [n, ...], float64 [n, K]; the gradients are kept until the next.
+
+        Args:
+            x: inputs, at most as many as a block holds.
+            y: targets [n] or [n, outputs].
+            loss: 0 for cross-entropy, 1 for the mean squared error.
+            model: parameters [D].
+            order: 1 for absolute values, 2 for squares.
+        """
+        assert len(x) == len(y) <= self._most
+        assert all(tensor.is_contiguous() for tensor in (x, y, model))
+        assert x.dtype == model.dtype == torch.float32
+        assert y.dtype == (torch.float32 if loss else torch.int64)
+        amounts = torch.zeros(len(x), self._width.value, dtype=torch.float64)
+        n, kind, power = map(ctypes.c_int64, (len(x), loss, order))
+        self._library.fedlgm_examples(
+            self._ops, self._count, _address(x), _address(y), n, kind, _address(model), self._columns, self._width,
+            power, self._rows, self._gradients, _address(amounts), self._area,
+        )  # fmt: skip
+        return amounts
+
+    def add(self, factors: Tensor, sums: Tensor) -> None:
+        """Add the kept gradients times factors, float64 [n, K], to packed `sums`; a factor of zero adds nothing."""
+        factors = factors.contiguous()
+        assert factors.dtype == sums.dtype == torch.float64
+        assert len(factors) <= self._most
+        assert (factors.shape[1], len(sums)) == (self._width.value, self._size)
+        n = ctypes.c_int64(len(factors))
+        self._library.fedlgm_add(
+            self._ops, self._count, self._gradients, n, self._columns, self._width, _address(factors), _address(sums)
+        )
+
+    def sums(self) -> Tensor:
+        """Packed sums of no examples."""
+        return torch.zeros(self._size, dtype=torch.float64)
+
+    def unpacked(self, sums: Tensor, parameters: int) -> Tensor:
+        """Sums in the order of the model, float64 [D]."""
+        total = torch.empty(parameters, dtype=torch.float64)
+        self._library.fedlgm_unpack(self._ops, self._count, _address(sums), _address(total))
+        return total
+
+
+def packed(library: ctypes.CDLL, ops: Tensor) -> int:
+    """Numbers of one packed gradient: at least as many as the model has parameters."""
+    return int(library.fedlgm_packed(_address(ops), ctypes.c_int64(len(ops))))
+
+
 def _address(tensor: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())

@@ -317,14 +317,14 @@ template <int KIND> static void activate_back(const float* y, float* d, I count)
 
 // ---- loss and optimizer -----------------------------------------------------------------------------------------------------
 
-static void loss_gradient(const Layer& l, I loss, const void* targets, const I* rows, I n) {
+static void loss_gradient(const Layer& l, I loss, const void* targets, const I* rows, I n, I over) {  // of the sum over `over`
     const I k = l.o.outputs();
     for (I i = 0; i < n; i++) {
         const float* o = l.y + i * k;
         float* g = l.dy + i * k;
         if (loss == SQUARED_ERROR) {
             const float* t = (const float*)targets + rows[i] * k;
-            for (I j = 0; j < k; j++) g[j] = 2.0f * (o[j] - t[j]) / (float)(n * k);
+            for (I j = 0; j < k; j++) g[j] = 2.0f * (o[j] - t[j]) / (float)(over * k);
             continue;
         }
         float top = o[0], total = 0;
@@ -334,7 +334,7 @@ static void loss_gradient(const Layer& l, I loss, const void* targets, const I* 
             stn(g + j, exponential(subtract(ldn(o + j, lanes), set(top))), lanes);
         }
         for (I j = 0; j < k; j++) total += g[j];
-        for (I j = 0; j < k; j++) g[j] = (g[j] / total - (j == ((const I*)targets)[rows[i]] ? 1.0f : 0.0f)) / (float)n;
+        for (I j = 0; j < k; j++) g[j] = (g[j] / total - (j == ((const I*)targets)[rows[i]] ? 1.0f : 0.0f)) / (float)over;
     }
 }
 
@@ -437,6 +437,17 @@ template <class F> static void each(const Layer* layers, I count, F f) {
     }
 }
 
+// Lays out, and copies the model; borders, and what masks leave out, are zero. Gives the packed parameters and their number.
+static float* begin(const Op* ops, I count, I batch, const float* model, Layer* layers, Memory& memory, I& size) {
+    size = lay_out(ops, count, batch, layers, memory);
+    for (I i = 0; i < count; i++)
+        if (layers[i].padded && layers[i].padded != layers[i].x) memset(layers[i].padded, 0, sizeof(float) * batch * layers[i].image);
+    float* w = memory.take(size);
+    memset(w, 0, sizeof(float) * size);
+    each(layers, count, [&](I packed, I flat) { w[packed] = model[flat]; });
+    return w;
+}
+
 static void gather(const Layer& l, const float* x, const I* rows, I n) {  // [N, C, H, W] to [n, H, W, C]
     const I c = l.o.c, pixels = l.o.h * l.o.w;
     for (I i = 0; i < n; i++) {
@@ -449,8 +460,14 @@ static void gather(const Layer& l, const float* x, const I* rows, I n) {  // [N,
     }
 }
 
+static Layer example_of(Layer l, I i) {
+    l.padded += i * l.image, l.dy += i * l.o.outputs();
+    return l;
+}
+
+// Gradient of the mean loss; or of every example's loss, one after another, `apart` floats from the next.
 static void differentiate(Layer* layers, I count, const float* params, float* gradient, I n, I loss, const void* targets,
-                          const I* rows) {
+                          const I* rows, I apart = 0) {
     for (I i = 0; i < count; i++) {
         const Layer& l = layers[i];
         switch (l.o.kind) {
@@ -464,12 +481,13 @@ static void differentiate(Layer* layers, I count, const float* params, float* gr
             default: pool(l, n);
         }
     }
-    loss_gradient(layers[count - 1], loss, targets, rows, n);
+    loss_gradient(layers[count - 1], loss, targets, rows, n, apart ? 1 : n);
     for (I i = count - 1; i >= 0 && layers[i].dy; i--) {
         const Layer& l = layers[i];
         switch (l.o.kind) {
             case CONVOLUTION:
-                weight_gradient(l, gradient, n);
+                if (!apart) weight_gradient(l, gradient, n);
+                for (I j = 0; apart && j < n; j++) weight_gradient(example_of(l, j), gradient + j * apart, 1);
                 if (!l.dx) return;
                 input_gradient(l, params, n);
                 if (l.dpadded != l.dx) move_border(l, n, false);
@@ -501,12 +519,10 @@ void fedlgm_train(const Op* ops, I count, const float* x, const void* targets, c
                   const Optimizer* by, const float* model, float* update, float* area) {
     Layer layers[MOST] = {};
     Memory memory = {area, 0};
-    const I size = lay_out(ops, count, batch, layers, memory);
-    for (I i = 0; i < count; i++)  // borders, and what masks leave out, are zero
-        if (layers[i].padded && layers[i].padded != layers[i].x) memset(layers[i].padded, 0, sizeof(float) * batch * layers[i].image);
-    float *w = memory.take(size), *g = memory.take(size), *m = memory.take(size), *v = memory.take(size);
-    for (float* part : {w, g, m, v}) memset(part, 0, sizeof(float) * size);
-    each(layers, count, [&](I packed, I flat) { w[packed] = model[flat]; });
+    I size;
+    float* w = begin(ops, count, batch, model, layers, memory, size);
+    float *g = memory.take(size), *m = memory.take(size), *v = memory.take(size);
+    for (float* part : {g, m, v}) memset(part, 0, sizeof(float) * size);
     Powers powers;
     for (I e = 0; e < (epochs ? epochs : 1); e++)
         for (I at = 0; at < n; at += batch) {
@@ -521,3 +537,6 @@ void fedlgm_train(const Op* ops, I count, const float* x, const void* targets, c
     else each(layers, count, [&](I packed, I flat) { update[flat] = g[packed]; });
 }
 }
+
+#include "examples.h"
+

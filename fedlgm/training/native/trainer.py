@@ -89,7 +89,7 @@ class NativeTrainer:
             )
         batch = min(self._batch, len(x)) if settings else len(x)
         program, memory = self._program(tuple(x.shape[1:]), batch)
-        x, y = x.contiguous(), _targets(program, y)
+        x, y = x.contiguous(), targets(program, y)
         call.run(
             self._library, program.ops, x, y, order.contiguous(), batch, program.loss, settings, model, self._update,
             memory,
@@ -105,7 +105,7 @@ class NativeTrainer:
         return program, self._areas[shape][1]
 
 
-def _targets(program: Program, y: Tensor) -> Tensor:
+def targets(program: Program, y: Tensor) -> Tensor:
     """As the kernel reads them; it indexes by classes without looking."""
     if program.loss:
         if y[0].numel() != program.outputs:

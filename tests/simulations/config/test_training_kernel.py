@@ -33,7 +33,6 @@ def test_the_text_of_recipes_without_a_kernel_stays() -> None:
     [
         ("digits", ["training.kernel=native", "training.vectorize=on"], "one client after another"),
         ("digits", ["training.kernel=fast"], "training.kernel"),
-        ("example-level-federation", ["training.kernel=native"], r"training\.kernel"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(recipe: str, overrides: list[str], words: str) -> None:
@@ -49,6 +48,13 @@ def test_models_and_trainers_that_the_kernel_does_not_know_are_refused(recipe: s
     assembly = Assembly(recipes.load(recipe, [override, "training.kernel=native"]))
     with pytest.raises(ConfigError, match=words):
         assembly.trainer(vectorized=False, compiled=False)
+
+
+def test_a_model_that_the_kernel_does_not_know_is_refused_at_example_level_before_the_run() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.GELU(), nn.Linear(8, 10))
+    changes = ["training.kernel=native", "model.hidden=none", "model.activation=none"]
+    with pytest.raises(ConfigError, match=r"training\.kernel = 'native' does not know .*GELU"):
+        Assembly(recipes.load("dp-sgd-digits", changes), Own(model=model)).check()
 
 
 def on(recipe: str, *overrides: str) -> Assembly:
@@ -81,7 +87,6 @@ def test_without_a_compiler_auto_is_torch_and_says_why_and_native_is_refused(
     [
         ("digits", ["trainer.name=fedprox"], "no native form"),
         ("digits", ["training.vectorize=on"], "vectorize is 'on'"),
-        ("dp-sgd-digits", [], "the example-level engine trains"),
     ],
 )
 def test_auto_is_torch_for_runs_that_the_kernel_does_not_know(recipe: str, overrides: list[str], why: str) -> None:
@@ -117,6 +122,34 @@ def test_recipes_that_leave_the_kernel_to_the_machine_have_models_that_it_knows(
 
 def test_a_node_of_a_flower_app_trains_with_pytorch() -> None:
     assert flower_entry._recipe({"recipe": "fashion-mnist", "set": ""}).training.kernel is None
+
+
+@pytest.mark.skipif(library.instruction_set() is None, reason="the kernel needs AVX2")
+def test_the_kernel_trains_example_level_runs_as_pytorch_does(tmp_path: Path) -> None:
+    found = {}
+    for kernel in ("torch", "auto"):
+        overrides = ["federation.rounds=2", f"training.kernel={kernel}"]
+        run = simulations.simulate("dp-sgd-digits", overrides=overrides, run_dir=tmp_path / kernel)
+        found[kernel] = torch.cat([values.flatten() for values in run.model().state_dict().values()])
+    assert recipes.load(tmp_path / "auto" / "recipe.toml").training.kernel == "native"
+    assert torch.allclose(found["torch"], found["auto"], atol=1e-4)
+    assert not torch.equal(found["torch"], found["auto"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library.instruction_set() is None, reason="the kernel needs AVX2")
+def test_clients_that_noise_their_own_steps_train_with_the_kernel_in_every_process(tmp_path: Path) -> None:
+    """Their noise is keyed by their sums, so the models are equal only if all bits are."""
+    made = [
+        simulations.simulate(
+            "example-level-federation",
+            overrides=["federation.rounds=2", "training.kernel=native"],
+            engine=engine,
+            run_dir=tmp_path / engine,
+        )
+        for engine in ("local", "processes")
+    ]
+    assert made[0]["model_sha256"] == made[1]["model_sha256"]
 
 
 @pytest.mark.slow

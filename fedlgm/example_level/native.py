@@ -1,0 +1,107 @@
+"""Sums of clipped per-example gradients by the compiled kernel, for plain stacks of layers on the CPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError
+from fedlgm.example_level.engine import ClippedSum
+from fedlgm.example_level.norms import norm_of
+from fedlgm.example_level.scaling import Scaling, one_by_one
+from fedlgm.layers import LayerTable
+from fedlgm.models.built import Built
+from fedlgm.training.native import call
+from fedlgm.training.native.library import library
+from fedlgm.training.native.program import Program
+from fedlgm.training.native.trainer import targets
+
+BLOCK_BYTES = 4 << 20
+"""Gradients that are kept at a time; they should stay in the processor's cache."""
+
+
+class NativeExampleGradients:
+    """As `ExampleGradients`, to rounding: it makes, measures, scales and adds every example's gradient, block by block.
+
+    Norms and sums are in float64, and the sum has the same bits for every size of a block and on every machine that has
+    the kernel.
+
+    Args:
+        module: the model, float32; a sequence of the layers that `Program.of` lists.
+        layers: its layer table; layers may be of any grouping.
+        task: classification, or regression with squared loss.
+        weights: the module's parameters in the order of the table, [D]; read at every sum.
+
+    Raises:
+        ConfigError: another device, or a machine without the kernel; at the first sum, a model or task that the kernel
+            does not know.
+
+    Example:
+        >>> from fedlgm import tasks
+        >>> from fedlgm.example_level.engine import ExampleGradients
+        >>> from fedlgm.example_level.scaling import of_style
+        >>> from fedlgm.training.native import reason
+        >>> model, x, y = nn.Sequential(nn.Linear(2, 3)), torch.randn(8, 2), torch.randint(3, (8,))
+        >>> layers, scaling = LayerTable.from_module(model), of_style("flat", 0.1, 1)
+        >>> one = ExampleGradients(model, layers, exact_sums=True)
+        >>> other = one if reason() else NativeExampleGradients(model, layers, tasks.get(), layers.flatten(model))
+        >>> torch.allclose(one.sum(x, y, scaling).total, other.sum(x, y, scaling).total, atol=1e-6)
+        True
+    """
+
+    def __init__(self, module: nn.Module, layers: LayerTable, task: Any, weights: Tensor) -> None:
+        if weights.device.type != "cpu":
+            raise ConfigError(f"training.kernel = 'native' trains on the CPU, not on {weights.device}: use 'torch'")
+        self._library, self._module, self._layers, self._task = library(), module, layers, task
+        self._weights, self._built = weights, Built(module)
+        self._none = torch.zeros(0, len(layers), dtype=torch.float64)
+        self._known: tuple[tuple[int, ...], Program, call.Examples, int] | None = None
+
+    def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
+        """See `ExampleGradients.sum`."""
+        self._built.check()
+        if not isinstance(x, Tensor) or x.dtype != torch.float32 or len(x) != len(y):
+            raise ConfigError(
+                "training.kernel = 'native' trains on one float32 array of inputs with a target each: use 'torch'"
+            )
+        scaling = one_by_one(scaling)
+        program, examples, most = self._program(tuple(x.shape[1:]))
+        norm, sums, found = norm_of(scaling), examples.sums(), [self._none]
+        if len(y):
+            x, y = x.contiguous(), targets(program, y)
+        for low in range(0, len(y), most):
+            rows = slice(low, low + most)
+            norms = norm.of(examples.measure(x[rows], y[rows], program.loss, self._weights, norm.order))
+            examples.add(_factors(scaling, norms), sums)
+            found.append(norms)
+        total = examples.unpacked(sums, program.parameters)
+        norms = (
+            found[0] if len(found) == 1 else torch.cat([torch.zeros(0, len(self._layers), dtype=sums.dtype), *found])
+        )
+        return ClippedSum(total, norms, 0 if _finite(norms) else int((~norms.isfinite()).any(dim=1).sum()))
+
+    def _program(self, shape: tuple[int, ...]) -> tuple[Program, call.Examples, int]:
+        """For inputs of a shape: the program, the kernel's memory, and the examples of a block."""
+        if self._known is None or self._known[0] != shape:
+            program = Program.of(self._module, self._layers, shape, self._task)
+            most = max(1, BLOCK_BYTES // (4 * call.packed(self._library, program.ops)))
+            columns = {slot.offset: j for j, layer in enumerate(self._layers.layers) for slot in layer.slots}
+            pairs = torch.tensor([[columns.get(int(at), 0) for at in op[-2:]] for op in program.ops])
+            examples = call.Examples(self._library, program.ops, pairs, len(self._layers), most)
+            self._known = shape, program, examples, most
+        return self._known[1:]
+
+
+def _finite(norms: Tensor) -> bool:
+    return math.isfinite(float(norms.sum()))  # squares of float32 numbers are far from the largest float64
+
+
+def _factors(scaling: Scaling, norms: Tensor) -> Tensor:
+    """Factors of the norms [n, K]; zero for an example with one that is not finite."""
+    if _finite(norms):
+        return scaling.factors(norms)
+    counted = norms.isfinite().all(dim=1, keepdim=True)
+    return torch.where(counted, scaling.factors(torch.where(counted, norms, 0.0)), 0.0)
