@@ -21,10 +21,12 @@ from fedlgm.training.native.trainer import targets
 
 BLOCK_BYTES = 4 << 20
 """Gradients that are kept at a time; they should stay in the processor's cache."""
+BLOCK = 64
+"""Examples of a block at most."""
 
 
 class NativeExampleGradients:
-    """As `ExampleGradients`, to rounding: it makes, measures, scales and adds every example's gradient, block by block.
+    """As `ExampleGradients`, to rounding: it measures, scales and adds every example's gradient, block by block.
 
     Norms and sums are in float64, and the sum has the same bits for every size of a block and on every machine that has
     the kernel.
@@ -87,7 +89,8 @@ class NativeExampleGradients:
         """For inputs of a shape: the program, the kernel's memory, and the examples of a block."""
         if self._known is None or self._known[0] != shape:
             program = Program.of(self._module, self._layers, shape, self._task)
-            most = max(1, BLOCK_BYTES // (4 * call.packed(self._library, program.ops)))
+            _, kept = call.sizes(self._library, program.ops)
+            most = max(1, min(BLOCK, BLOCK_BYTES // (4 * max(kept, 1))))
             columns = {slot.offset: j for j, layer in enumerate(self._layers.layers) for slot in layer.slots}
             pairs = torch.tensor([[columns.get(int(at), 0) for at in op[-2:]] for op in program.ops])
             examples = call.Examples(self._library, program.ops, pairs, len(self._layers), most)

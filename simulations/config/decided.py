@@ -18,6 +18,9 @@ from fedlgm.mechanisms import BoundsExamples
 from fedlgm.training import ClientTask, fastest
 from simulations.config.assembly import Assembly
 
+MOST_PARAMETERS = 50_000
+"""Largest model whose examples the compiled kernel bounds under "auto": PyTorch is faster for larger ones
+(docs/results/example-level.md)."""
 SIDE_BY_SIDE = 16
 """Clients that a GPU trains at once; more waste more on padding than they gain (docs/results/gpu.md)."""
 
@@ -83,7 +86,8 @@ def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
 def _refusal(assembly: Assembly) -> str | None:
     """Why the compiled kernel cannot train this run here; None if it trained a client.
 
-    The kernel is faster than PyTorch for every model that it knows (docs/results/performance.md), so nothing is timed:
+    The kernel is faster than PyTorch for every model that it knows (docs/results/performance.md), or of which it bounds
+    the examples and which is small, so nothing is timed:
     the choice, and with it the bits of a run, depend only on the recipe and on whether the machine has the kernel.
     """
     section = assembly.recipe.training
@@ -95,6 +99,8 @@ def _refusal(assembly: Assembly) -> str | None:
     try:
         with torch_threads(assembly.recipe.run.threads):
             if isinstance(assembly.mechanism, BoundsExamples):
+                if assembly.layers.size > MOST_PARAMETERS:
+                    return f"at example level it is slower for models of more than {MOST_PARAMETERS:,} parameters"
                 sums = NativeExampleGradients(module, assembly.layers, assembly.task, assembly.initial_model())
                 sums.sum(tasks[0].x, tasks[0].y, FlatClip(1.0))
                 return None

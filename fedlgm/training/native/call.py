@@ -84,13 +84,15 @@ class Examples:
     """
 
     def __init__(self, library: ctypes.CDLL, ops: Tensor, columns: Tensor, width: int, most: int) -> None:
-        self._library, self._most, self._size = library, most, packed(library, ops)
-        self._held = ops, columns, area(library, ops, most), torch.empty(most * self._size), torch.arange(most)
-        self._ops, self._columns, self._area, self._gradients, self._rows = map(_address, self._held)
+        self._library, self._most = library, most
+        self._size, kept = sizes(library, ops)
+        scaled = torch.empty(16 * most, dtype=torch.float64)
+        self._held = ops, columns, area(library, ops, most), torch.empty(most * kept), torch.arange(most), scaled
+        self._ops, self._columns, self._area, self._gradients, self._rows, self._scaled = map(_address, self._held)
         self._count, self._width = ctypes.c_int64(len(ops)), ctypes.c_int64(width)
 
     def measure(self, x: Tensor, y: Tensor, loss: int, model: Tensor, order: int) -> Tensor:
-        """Amounts of the norms of the gradients of `x` [n, ...], float64 [n, K]; the gradients are kept until the next.
+        """Amounts of the norms of the gradients of `x` [n, ...], float64 [n, K]; `add` then adds these gradients.
 
         Args:
             x: inputs, at most as many as a block holds.
@@ -112,15 +114,16 @@ class Examples:
         return amounts
 
     def add(self, factors: Tensor, sums: Tensor) -> None:
-        """Add the kept gradients times factors, float64 [n, K], to packed `sums`; a factor of zero adds nothing."""
+        """Add the measured gradients times factors, float64 [n, K], to packed `sums`; a factor of zero adds nothing."""
         factors = factors.contiguous()
         assert factors.dtype == sums.dtype == torch.float64
         assert len(factors) <= self._most
         assert (factors.shape[1], len(sums)) == (self._width.value, self._size)
         n = ctypes.c_int64(len(factors))
         self._library.fedlgm_add(
-            self._ops, self._count, self._gradients, n, self._columns, self._width, _address(factors), _address(sums)
-        )
+            self._ops, self._count, self._gradients, n, self._columns, self._width, _address(factors), self._scaled,
+            _address(sums), self._area,
+        )  # fmt: skip
 
     def sums(self) -> Tensor:
         """Packed sums of no examples."""
@@ -133,9 +136,11 @@ class Examples:
         return total
 
 
-def packed(library: ctypes.CDLL, ops: Tensor) -> int:
-    """Numbers of one packed gradient: at least as many as the model has parameters."""
-    return int(library.fedlgm_packed(_address(ops), ctypes.c_int64(len(ops))))
+def sizes(library: ctypes.CDLL, ops: Tensor) -> tuple[int, int]:
+    """Numbers of the packed parameters, and of what is kept of one example's gradient."""
+    found = (ctypes.c_int64 * 2)()
+    library.fedlgm_sizes(_address(ops), ctypes.c_int64(len(ops)), found)
+    return found[0], found[1]
 
 
 def _address(tensor: Tensor) -> ctypes.c_void_p:

@@ -30,6 +30,8 @@ struct Layer {  // an Op with its addresses
     float *padded, *dpadded;       // the input with a border of zeros, or x itself
     float *wt;                     // weights with input channels as lanes, for the gradient of the input
     I packed, panels, run, runs, segment, taps, row, image;
+    I kept;                        // where in the gradient of one example; -1: an outer product of x and dy, which is not kept
+    I packed_size() const { return panels * 16 * (taps + 1); }
 };
 
 static I up(I n) { return (n + 15) / 16 * 16; }
@@ -393,8 +395,10 @@ struct Memory {  // hands out aligned pieces of one area; measures if the area i
 
 static const int MOST = 64;  // layers
 
-static I lay_out(const Op* ops, I count, I batch, Layer* layers, Memory& memory) {  // gives the size of the packed parameters
+// Gives the size of the packed parameters, and how much of one example's gradient is kept.
+static I lay_out(const Op* ops, I count, I batch, Layer* layers, Memory& memory, I& kept) {
     I size = 0;
+    kept = 0;
     bool needed = false;  // a gradient of the output: from the first layer with parameters on
     float *x = memory.take(batch * ops[0].inputs()), *dx = nullptr;
     for (I i = 0; i < count; i++) {
@@ -413,7 +417,9 @@ static I lay_out(const Op* ops, I count, I batch, Layer* layers, Memory& memory)
         l.run = o.kw * o.c, l.runs = o.kh, l.segment = l.row;
         if (l.run == l.segment) l.run = l.taps, l.runs = 1;
         l.packed = size;
-        size += l.panels * 16 * (l.taps + 1);
+        l.kept = l.runs == 1 && l.image == l.taps && o.oh * o.ow == 1 ? -1 : kept;
+        size += l.packed_size();
+        if (l.kept >= 0) kept += l.packed_size();
         const bool border = o.ph || o.pw;
         l.padded = border ? memory.take(batch * l.image) : l.x;
         l.dpadded = !wants ? nullptr : border ? memory.take(batch * l.image) : l.dx;
@@ -438,8 +444,8 @@ template <class F> static void each(const Layer* layers, I count, F f) {
 }
 
 // Lays out, and copies the model; borders, and what masks leave out, are zero. Gives the packed parameters and their number.
-static float* begin(const Op* ops, I count, I batch, const float* model, Layer* layers, Memory& memory, I& size) {
-    size = lay_out(ops, count, batch, layers, memory);
+static float* begin(const Op* ops, I count, I batch, const float* model, Layer* layers, Memory& memory, I& size, I& kept) {
+    size = lay_out(ops, count, batch, layers, memory, kept);
     for (I i = 0; i < count; i++)
         if (layers[i].padded && layers[i].padded != layers[i].x) memset(layers[i].padded, 0, sizeof(float) * batch * layers[i].image);
     float* w = memory.take(size);
@@ -461,13 +467,13 @@ static void gather(const Layer& l, const float* x, const I* rows, I n) {  // [N,
 }
 
 static Layer example_of(Layer l, I i) {
-    l.padded += i * l.image, l.dy += i * l.o.outputs();
+    l.padded += i * l.image, l.dy += i * l.o.outputs(), l.packed = l.kept;
     return l;
 }
 
-// Gradient of the mean loss; or of every example's loss, one after another, `apart` floats from the next.
+// Gradient of the mean loss; or, one after another, what is kept of every example's: `apart` floats, -1 for the mean.
 static void differentiate(Layer* layers, I count, const float* params, float* gradient, I n, I loss, const void* targets,
-                          const I* rows, I apart = 0) {
+                          const I* rows, I apart = -1) {
     for (I i = 0; i < count; i++) {
         const Layer& l = layers[i];
         switch (l.o.kind) {
@@ -481,13 +487,14 @@ static void differentiate(Layer* layers, I count, const float* params, float* gr
             default: pool(l, n);
         }
     }
-    loss_gradient(layers[count - 1], loss, targets, rows, n, apart ? 1 : n);
+    loss_gradient(layers[count - 1], loss, targets, rows, n, apart < 0 ? n : 1);
     for (I i = count - 1; i >= 0 && layers[i].dy; i--) {
         const Layer& l = layers[i];
         switch (l.o.kind) {
             case CONVOLUTION:
-                if (!apart) weight_gradient(l, gradient, n);
-                for (I j = 0; apart && j < n; j++) weight_gradient(example_of(l, j), gradient + j * apart, 1);
+                if (apart < 0) weight_gradient(l, gradient, n);
+                else if (l.kept >= 0)
+                    for (I j = 0; j < n; j++) weight_gradient(example_of(l, j), gradient + j * apart, 1);
                 if (!l.dx) return;
                 input_gradient(l, params, n);
                 if (l.dpadded != l.dx) move_border(l, n, false);
@@ -507,7 +514,8 @@ I fedlgm_workspace(const Op* ops, I count, I batch) {
     if (count < 1 || count > MOST) return -1;
     Layer layers[MOST] = {};
     Memory memory = {nullptr, 0};
-    const I size = lay_out(ops, count, batch, layers, memory);
+    I kept;
+    const I size = lay_out(ops, count, batch, layers, memory, kept);
     for (int i = 0; i < 4; i++) memory.take(size);  // weights, gradient and the optimizer's state
     return memory.used;
 }
@@ -519,8 +527,8 @@ void fedlgm_train(const Op* ops, I count, const float* x, const void* targets, c
                   const Optimizer* by, const float* model, float* update, float* area) {
     Layer layers[MOST] = {};
     Memory memory = {area, 0};
-    I size;
-    float* w = begin(ops, count, batch, model, layers, memory, size);
+    I size, kept;
+    float* w = begin(ops, count, batch, model, layers, memory, size, kept);
     float *g = memory.take(size), *m = memory.take(size), *v = memory.take(size);
     for (float* part : {g, m, v}) memset(part, 0, sizeof(float) * size);
     Powers powers;

@@ -87,6 +87,7 @@ def test_without_a_compiler_auto_is_torch_and_says_why_and_native_is_refused(
     [
         ("digits", ["trainer.name=fedprox"], "no native form"),
         ("digits", ["training.vectorize=on"], "vectorize is 'on'"),
+        ("dp-sgd-digits", ["model.hidden=[900]"], "slower for models of more than 50,000 parameters"),
     ],
 )
 def test_auto_is_torch_for_runs_that_the_kernel_does_not_know(recipe: str, overrides: list[str], why: str) -> None:
