@@ -64,12 +64,12 @@ _MORE_SEEDS = "The first {} seeds were seen before the others were added, so p i
 NOTES = {
     **dict.fromkeys(("002-figure-3", "002-figure-5", "002-figure-6", "002-figure-7"), _MORE_SEEDS.format("five")),
     "003-table-4": _MORE_SEEDS.format("three"),
-    "000-table-2-fashion-mnist": "Four passes over the data instead of the recipe's 17, at rates that were not "
-    "searched. The difference that refutes a claim is 0.3 points.",
-    "000-figure-1": "One pass over the data instead of the recipe's 17: accuracy does not depend on the budget "
-    "yet, so these runs cannot separate the rules.",
-    "004-figure-8": "Slow scores (`mechanism.memory = 0.95`, the default). No earlier run had these seeds.",
-    "004-table-2": "Slow scores (`mechanism.memory = 0.95`, the default). No earlier run had these seeds.",
+    "000-table-2-fashion-mnist": "These runs make four passes over the data instead of the recipe's 17, at rates "
+    "that were not searched. The difference that refutes a claim is 0.3 points.",
+    "000-figure-1": "These runs make one pass over the data instead of the recipe's 17. Accuracy does not depend on "
+    "the budget yet, so they cannot separate the rules.",
+    "004-figure-8": "Scores are slow (`mechanism.memory = 0.95`, the default). No earlier run had these seeds.",
+    "004-table-2": "Scores are slow (`mechanism.memory = 0.95`, the default). No earlier run had these seeds.",
     "layer-choice": "The initial weights of a network that narrows have their largest norms in the first layers, so "
     "LaDP's rule leaves the output layer at its random start. All votes for two layers kept the output layer, and the "
     "other winner differed by seed. The setting thus favours the vote. The rate of one layer by norm is the lowest "
@@ -116,7 +116,7 @@ def summary(found: Mapping[str, Any]) -> str:
     """The claims of all kept studies together."""
     outcomes = [one.outcome for name in found for one in checked(name)]
     made = f"{len(found)} of {len(files.names())} studies have kept runs."
-    return f"{made} Of their {len(outcomes)} claims: {counted(outcomes)}."
+    return f"{made} The outcomes of their {len(outcomes)} claims are: {counted(outcomes)}."
 
 
 def overview(found: Mapping[str, Any]) -> str:
@@ -192,10 +192,10 @@ def saved() -> str:
         return "Not measured yet: `python -m benchmarks.studies ratios`."
     found = strict_json.loads(RATIOS.read_text(encoding="utf-8"))
     return (
-        f"A study of {found['runs']} runs of {found['rounds']} rounds on {found['cores']} cores: with two workers it "
-        f"took {found['two_workers']:.2f} of its time with one, and a second call took {found['second_call']:.2f} "
-        f"(medians of {found['turns']} turns; equal frames). `python -m benchmarks.studies ratios`, data: "
-        "[study-ratios.json](study-ratios.json)."
+        f"On {found['cores']} cores, a study of {found['runs']} runs of {found['rounds']} rounds took "
+        f"{found['two_workers']:.2f} times as long with two workers as with one, and a second call "
+        f"{found['second_call']:.2f} times as long (medians of {found['turns']} turns; equal frames). The command is "
+        "`python -m benchmarks.studies ratios` ([data](study-ratios.json))."
     )
 
 

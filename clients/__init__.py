@@ -1,6 +1,6 @@
 """Flower client side of fedlgm.
 
-Names load when they are first used: a process that only forwards messages to a node's release service needs no torch.
+Names load when they are first used, because a process that only forwards messages to a release service needs no torch.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Consent of a client that adds its own noise: the client does not trust the server to request enough noise."""
+"""Consent of a client that adds its own noise and does not trust the server to request enough noise."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ _ROUNDING = 1 + 1e-6
 
 @dataclass(frozen=True)
 class Consent:
-    """The budget of a client under local trust, kept in the node's own Flower state.
+    """The budget of a client under local trust, kept in the node's Flower state.
 
     A release with Gaussian noise of effective multiplier m costs 1 / m^2, and such costs add up under composition, so
     releases may differ. With Laplace noise, and in local steps whose batches are sampled, every release must have the
-    agreed multiplier; local steps must also not exceed the agreed number and sampling rate.
+    agreed multiplier. Local steps must also keep the agreed number and sampling rate.
 
     Attributes:
         facts: the run's facts as the client computes them from its own recipe; at most `facts.releases` releases are
             allowed.
         protected: whether the recipe's own mechanism is private; published variants that are not private promise
             nothing.
+            nothing.
         family: law of the recipe's noise; multipliers of different laws cannot be compared.
-        bounded_by: who bounds the client's contribution according to the recipe.
-        allowance: largest total cost, in releases at the run's noise multiplier (see
-            `Mechanism.costs`); by default the number of releases.
+        bounded_by: party that bounds the client's contribution according to the recipe.
+        allowance: largest total cost, in releases at the run's noise multiplier (see `Mechanism.costs`); by default
+            the number of releases.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, Sampling
@@ -60,7 +61,7 @@ class Consent:
         """Refuse a plan that protects less than agreed.
 
         Raises:
-            PrivacyError: another trust model, law of noise or way of bounding, or too little noise.
+            PrivacyError: trust model, law of noise or bounding party differ, or there is too little noise.
         """
         if not plan.facts.noised_by.uploads_released:
             raise PrivacyError(
@@ -112,7 +113,7 @@ class Consent:
             raise PrivacyError("this client agreed to private releases: it returns no layer norms without noise")
 
     def record(self, state: RecordDict, client: int, key: str, plan: ReleasePlan) -> None:
-        """Count a release before it is made; a repetition with the same noise is the same release.
+        """Count a release before it is made. A repetition with the same noise is the same release.
 
         Args:
             state: the node's state.
@@ -174,10 +175,11 @@ class Agreed:
 
     Attributes:
         keys: ring of batch order and of the client's own noise.
-        consent: None where the client has agreed to nothing.
-        state: the node's.
+        consent: the client's consent; None if the client has agreed to nothing.
+        state: state of the node.
         needed: whether a client without consent refuses to add its own noise.
-        summed: whether what it hands over is added to others' before anybody sees it: workers of a simulation.
+        summed: whether the client's contribution is added to others before anybody sees it, as by workers of a
+            simulation.
 
     Example:
         >>> Agreed(KeyRing.from_seed(None), None, RecordDict(), needed=True).needed
@@ -191,7 +193,7 @@ class Agreed:
     summed: bool = False
 
     def admit(self, asked: Asked) -> Keys:
-        """See `Budget.admit`; another model or plan in a round is another release, with other noise."""
+        """See `Budget.admit`. Another model or plan in a round is another release, with other noise."""
         own = asked.plan.facts.noised_by.uploads_released
         if not (asked.plan.facts.noised_by.alone or self.summed):
             raise PrivacyError(

@@ -1,4 +1,4 @@
-"""Contributions of examples: a client bounds its examples' gradients and, under local trust, noises its own steps."""
+"""Contributions of examples. A client bounds its examples' gradients and, under local trust, noises its own steps."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 
 HELD_BYTES = 32 << 20
-"""Data of clients that a process keeps from one round to the next."""
+"""Number of clients whose data a process keeps from one round to the next."""
 
 
 class ExampleSteps(Contributions):
     """Clients' contributions under mechanisms that bound examples.
 
     Under central trust a round is one step: the client samples a Poisson batch of its examples and returns the sum of
-    their bounded gradients. Under local trust it makes the plan's local steps, adds noise to each and returns the
+    their bounded gradients. Under local trust it takes the plan's local steps, adds noise to each and returns the
     private change of its model.
 
     Args:

@@ -1,4 +1,4 @@
-"""The one place that uses Flower's private modules, which may change with any version.
+"""The only module that uses Flower's private modules, which may change with any version.
 
 A process imports them when it calls these functions. Flower's public modules (`flwr.app`, `flwr.serverapp`,
 `flwr.clientapp`) are used wherever they are needed.
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from flwr.app import Context, Message
 
 FLOWER = ("1.41", "1.42")
-"""Versions with which all of this is tested."""
+"""Versions of Flower with which this module is tested."""
 SOON_S = 0.1
 HEARTBEAT_S = 15
-"""Between a SuperNode's heartbeats, at most; after twice that, the SuperLink takes it for gone."""
+"""Largest time between a SuperNode's heartbeats; after twice this time, the SuperLink considers it gone."""
 _PULL_S = 120.0
 
 
 def unsupported(instead: str) -> str:
-    """Why the installed Flower cannot be used; empty if it can.
+    """The reason why the installed Flower cannot be used; empty if it can.
 
     Args:
         instead: the remedy, as the end of a sentence.
@@ -36,7 +36,7 @@ def unsupported(instead: str) -> str:
 
 
 class RuntimeConnection:
-    """A connection to the Runtime API of a SuperNode on this machine, as Flower's executor and ClientApps have.
+    """A connection to the Runtime API of a SuperNode on this machine, like that of Flower's executor and ClientApps.
 
     Args:
         server: host:port of the API.
@@ -58,7 +58,7 @@ class RuntimeConnection:
 
     @classmethod
     def claiming(cls, server: str, secret: bytes) -> RuntimeConnection:
-        """The connection of an executor, which claims tasks by the secret that it shares with the SuperNode."""
+        """The connection of an executor. The secret that it shares with the SuperNode entitles it to claim tasks."""
         from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
         methods = {"/flwr.proto.Runtime/AcquireTask"}
@@ -66,7 +66,7 @@ class RuntimeConnection:
 
     @classmethod
     def working(cls, server: str, token: str) -> RuntimeConnection:
-        """The connection of a ClientApp, by the token of its task."""
+        """The connection of a ClientApp, which uses the token of its task."""
         from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 
         return cls(server, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
@@ -86,11 +86,11 @@ class RuntimeConnection:
     def pull(self) -> tuple[Message, Context]:
         """Message and context of the task. The app that comes with them is not fetched.
 
-        Like `flwr.supernode.runtime.run_clientapp.pull_task_input`, but with a timeout for a message that never arrives
+        This is `flwr.supernode.runtime.run_clientapp.pull_task_input` with a timeout for a message that never arrives
         completely.
 
         Raises:
-            TimeoutError: a task without a message.
+            TimeoutError: the task has no message.
         """
         from flwr.app import Message
         from flwr.common.serde import context_from_proto
@@ -166,7 +166,7 @@ class Sleeps(Protocol):
 
 
 def run_supernode(pauses: Sleeps) -> None:
-    """Run Flower's SuperNode with other pauses between polls and heartbeats; takes `flower-supernode`'s arguments."""
+    """Run Flower's SuperNode with other pauses between polls and heartbeats, and `flower-supernode`'s arguments."""
     from flwr.supercore import heartbeat
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode

@@ -1,4 +1,4 @@
-"""The Flower client: trains, bounds and, under local trust, adds its own noise.
+"""The Flower client, which trains, bounds and, under local trust, adds its own noise.
 
 >>> from clients import AnyClient, PartitionedSource
 >>> from fedlgm import LocalTraining, Partition, data, mechanisms, models
@@ -42,15 +42,16 @@ class LayerwiseClient:
 
     Args:
         work: training and data.
-        mechanism: the run's mechanism; only published variants that are not private act on the client beyond the plan.
+        mechanism: the run's mechanism; on the client only published variants that are not private use it beyond the
+            plan.
         layers: the mechanism's view of the model's layers.
         keys: key ring for batch order and, under local trust, for the client's own noise.
-        serves: the clients that this object represents.
-        consent: under local trust, the limits that a client agrees to; it refuses requests beyond them.
-        numerics: threads, device and noise backend; results depend on them, so they are part of a recipe.
+        serves: clients that this object represents.
+        consent: limits that a client accepts under local trust; it refuses requests beyond them.
+        numerics: threads, device and noise backend. Results depend on them, so they are part of a recipe.
 
     Raises:
-        ConfigError: a public seed on a real node.
+        ConfigError: a real node has a public seed.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class LayerwiseClient:
         return app
 
     def query(self, message: Message, context: Context) -> Message:
-        """Name the client served here: one, or any."""
+        """Reply with the client served here, or the statement that any client is served."""
         return place_reply(message, self._serves)
 
     def train(self, message: Message, context: Context) -> Message:
@@ -119,7 +120,7 @@ def asked_of(message: Message, layers: LayerTable, serves: Serving) -> Asked:
     Args:
         message: a train message of the strategy.
         layers: the model's layers.
-        serves: the clients that this process answers for.
+        serves: clients that this process represents.
 
     Raises:
         PrivacyError: the message asks for another client.

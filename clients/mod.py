@@ -1,4 +1,4 @@
-"""Privacy for an existing Flower ClientApp: a mod that bounds the app's updates, and an app with that mod."""
+"""Privacy for an existing Flower ClientApp: a mod that bounds the app's updates, and an app with this mod."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _log = logging.getLogger("fedlgm.mod")
 
 
 class PrivateUpdates:
-    """Flower mod: the app trains without changes, and only its bounded update leaves the client.
+    """Flower mod. The app trains without changes, and only its bounded update leaves the client.
 
     The app gets the global model in its own form, one ArrayRecord of `state_dict` names under "arrays", and returns a
     record with the same names. The mod takes the difference of the trainable parameters, bounds it layer by layer
-    according to the round's plan and, under local trust, adds the client's own noise. Everything else that the app
-    returns (metrics, numbers of examples, buffers, texts of errors) stays on the client, because it depends on
-    private data and has no noise. The server learns that the app failed, but not why.
+    according to the round's plan and, under local trust, adds the client's own noise. The rest of the app's reply
+    (metrics, numbers of examples, buffers, texts of errors) stays on the client, because it depends on private data
+    and has no noise. The server learns that the app failed, but not why.
 
-    An app with the mod must also answer queries (`answer`), which Flower does not pass to mods;
-    `PrivateClientApp` does both.
+    An app with the mod must also answer queries (`answer`), which Flower does not pass to mods; `PrivateClientApp`
+    does both.
 
     Args:
-        model: the app's model; only names, shapes and which parameters are trained are used.
-        group_by: see `LayerTable.from_module`; must equal the strategy's.
-        consent: limits that this client agrees to under local trust; without it the client refuses local trust.
+        model: the app's model, of which only names, shapes and the choice of trained parameters are used.
+        group_by: see `LayerTable.from_module`; it must equal the strategy's.
+        consent: limits that this client accepts under local trust; without it the client refuses local trust.
 
     Example:
         >>> mod = PrivateUpdates(nn.Linear(3, 2))
@@ -145,7 +145,7 @@ class _GivenUpdate(Contributions):
 
 
 class PrivateClientApp(ClientApp):
-    """A Flower `ClientApp` whose train function's updates leave the client bounded; see `PrivateUpdates`.
+    """A Flower `ClientApp` whose train function's updates leave the client bounded (see `PrivateUpdates`).
 
     Example:
         >>> app = PrivateClientApp(torch.nn.Linear(3, 2))
@@ -158,7 +158,7 @@ class PrivateClientApp(ClientApp):
         options: see `PrivateUpdates`.
 
     Raises:
-        ConfigError: a `client_fn` instead of the model, as in older apps.
+        ConfigError: a `client_fn` is given instead of the model, as in older apps.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class PrivateClientApp(ClientApp):
         self.query()(private.answer)
 
     def evaluate(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
-        """Flower's decorator, with a warning: the function is kept, and no strategy of fedlgm calls it."""
+        """Flower's decorator, with a warning. The function is kept, but no strategy of fedlgm calls it."""
         warnings.warn(
             Notice(
                 "functions under @app.evaluate are not called, because their figures of private data would leave the "
@@ -196,7 +196,7 @@ class PrivateClientApp(ClientApp):
 def node_keys(context: Context) -> KeyRing:
     """Secret ring of a node's noise, created once and kept in the node's state.
 
-    Flower starts a process per message: with fresh keys in each, a repeated request would be another release.
+    Flower starts a process per message. With fresh keys in each, a repeated request would be another release.
 
     Example:
         >>> context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})

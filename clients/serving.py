@@ -1,4 +1,4 @@
-"""The clients that a client object represents: fixed when it is built, never read from a message."""
+"""The clients that a client object represents, which are fixed when it is built and never read from a message."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class AnyClient:
     """
 
     def check(self, asked: list[int]) -> None:
-        """Nothing to refuse."""
+        """Refuse nothing."""
 
     def place(self) -> dict[str, int]:
-        """The statement to the strategy: any client of any number."""
+        """The statement to the strategy that any client of any number is served."""
         return {wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT}
 
 
@@ -36,7 +36,7 @@ class OneClient:
         simulated: whether the node belongs to a simulation (or a test), where a public seed is allowed.
 
     Raises:
-        ConfigError: a number outside [0, N).
+        ConfigError: the number is outside [0, N).
 
     Example:
         >>> OneClient.of_node({"partition-id": "3", "num-partitions": "10"}, population=10).check([4])
@@ -57,12 +57,12 @@ class OneClient:
 
     @classmethod
     def of_node(cls, node_config: Mapping[str, object], population: int, simulated: bool = False) -> OneClient:
-        """The client that a SuperNode's own configuration names.
+        """The client that a SuperNode's configuration names.
 
         Args:
             node_config: configuration of the node (`--node-config "partition-id=I num-partitions=N"`).
             population: number N of the run's clients.
-            simulated: see the class.
+            simulated: as in the class.
 
         Raises:
             ConfigError: the configuration names no client, or a different number of clients.

@@ -15,7 +15,7 @@ from fedlgm.inputs import Inputs
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's own examples.
+    """The examples of one client.
 
     Attributes:
         x: inputs [n, ...], one array or a tuple of several; n may be 0.
@@ -55,7 +55,7 @@ class PartitionedSource:
 
     Attributes:
         data: the data set.
-        partition: which of its training examples each client holds.
+        partition: training examples of each client.
 
     Example:
         >>> x, y = [[0.0], [1.0], [2.0]], [0, 1, 1]

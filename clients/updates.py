@@ -1,4 +1,4 @@
-"""Contributions of whole clients: each trains on its own data, and the plan bounds its update.
+"""Contributions of whole clients. Each client trains on its own data, and the plan bounds its update.
 
 >>> from clients import ClientData
 >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling, mechanisms
@@ -56,7 +56,7 @@ class LocalWork:
     straggler_rate: float = 0.0
 
     def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
-        """Clients' contributions under a mechanism; arguments as for `clients.LayerwiseClient`."""
+        """Clients' contributions under a mechanism; the arguments are those of `clients.LayerwiseClient`."""
         if isinstance(mechanism, BoundsExamples):
             from clients.example_level import ExampleSteps  # only where examples are bounded
 
@@ -69,7 +69,8 @@ class ClientUpdates(Contributions):
 
     Args:
         work: training and data.
-        mechanism: the run's mechanism; only published variants that are not private act on the client beyond the plan.
+        mechanism: the run's mechanism; on the client only published variants that are not private use it beyond the
+            plan.
         numerics: see `Contributions`.
     """
 
@@ -97,7 +98,7 @@ class ClientUpdates(Contributions):
                     waiting, rows = waiting[len(rows) :], rows[len(waiting) :]
 
     def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
-        """See `Contributions.release`; with a plan from the client's own update if a published variant makes one."""
+        """See `Contributions.release`; a published variant may make the plan from the client's own update."""
         if update is None or not isinstance(self._mechanism, UsesPrivateUpdates):
             return super().release(client, update, asked, noise)
         raw = unbounded(update)[0].cpu()

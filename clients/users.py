@@ -1,4 +1,4 @@
-"""Contributions of users: persons with several clients, such as the devices of a household.
+"""Contributions of users, who are persons with several clients, such as the devices of a household.
 
 >>> from clients import ClientData
 >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling, mechanisms
@@ -38,7 +38,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.mechanisms import Mechanism
 
 Users = Sequence[Sequence[int]]
-"""The clients of each user; users have the numbers that rounds draw."""
+"""The clients of each user. Rounds draw the numbers of users."""
 
 
 class UserUpdates(Contributions):
@@ -47,23 +47,23 @@ class UserUpdates(Contributions):
     The sum bounds this mean, so all of a user's clients together move it by at most the plan's bounds. Sampling draws
     users: all clients of a user are in a round, or none.
 
-    **Sensitivity.** Let u be a user, C_u the clients of u, and m_u(w) = mean over c in C_u with data of the update of c
-    from the model w: a function of the data of u, of w and of u's own random numbers alone. A round sums
+    **Sensitivity.** Let u be a user, C_u the clients of u, and m_u(w) the mean over c in C_u with data of the update
+    of c from the model w. It is a function only of the data of u, of w and of u's random numbers. A round sums
     clip_s(m_u(w)) over the drawn users, with ||clip_s(x)_j|| <= s_j in every layer j. Data sets that differ in one
-    user (in any number of its clients, in the number of them, and in all of their data) have sums that differ in
-    clip_s(m_u(w)) only, so by at most s_j in layer j under add-or-remove-one and zero-out, and by 2 s_j under
-    replace-one. This is the premise of the theorem for clients, with users instead of clients: Poisson draws of users
-    are independent of each other and of the data, and w depends on earlier releases only.
+    user (in any number of its clients, in the number of them, and in all of their data) have sums that differ only in
+    clip_s(m_u(w)), so by at most s_j in layer j under add-or-remove-one and zero-out, and by 2 s_j under replace-one.
+    This is the premise of the theorem for clients, with users instead of clients: Poisson draws of users are
+    independent of each other and of the data, and w depends only on earlier releases.
 
     Bounding each client at s_j and sampling clients, as for `privacy.unit = "client"`, would not suffice: a user with k
     clients in a round moves the sum by up to k s_j.
 
     Args:
-        clients: makes the clients' own updates.
+        clients: maker of the clients' own updates.
         users: the clients of each user; no client belongs to two, or its data would move two contributions.
 
     Raises:
-        ConfigError: a client of two users.
+        ConfigError: a client belongs to two users.
     """
 
     def __init__(self, clients: Contributions, users: Users, numerics: Numerics | None = None) -> None:

@@ -1,6 +1,6 @@
 """fedlgm: layer-wise differential privacy for federated learning, every mechanism under one accountant.
 
-Names load when they are first used, so that `import fedlgm` costs next to nothing.
+Names load when they are first used, so `import fedlgm` takes almost no time.
 
 >>> import fedlgm
 >>> fedlgm.mechanisms.get("snr-consistent", bound=0.5).bound

@@ -1,7 +1,7 @@
-"""How one noise budget is spread over the layers: one formula, many names.
+"""Allocation rules, which spread one noise budget over the layers: one formula with many names.
 
-Every rule minimises sum_j w_j sigma_j^2 subject to sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2, whose solution gives
-layer j the budget share p_j proportional to s_j sqrt(w_j) and the noise sigma_j = sigma_* s_j / sqrt(p_j). The rules
+Every rule minimises sum_j w_j sigma_j^2 subject to sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2. In the solution layer j
+has the budget share p_j proportional to s_j sqrt(w_j) and the noise sigma_j = sigma_* s_j / sqrt(p_j). The rules
 differ only in the weights (SNR-consistent allocation paper, Sections 4.2 and 4.3, Table 1, Appendix B).
 """
 
@@ -40,9 +40,9 @@ def names() -> tuple[str, ...]:
 
 
 def register(name: str, rule: Rule) -> None:
-    """Add an allocation rule: `shares(name, ...)`, and the mechanism `name` with every option of the bundled rules.
+    """Add an allocation rule for `shares(name, ...)`, and the mechanism `name` with every option of the bundled rules.
 
-    The engines ray and flower import mechanisms in other processes; for them, name the rule as
+    The engines ray and flower import mechanisms in other processes. For these engines, name the rule as
     "package.module:function" instead.
 
     Args:
@@ -50,7 +50,7 @@ def register(name: str, rule: Rule) -> None:
         rule: budget shares from public bounds and sizes; see `Rule`.
 
     Raises:
-        ConfigError: a name that is taken, or a rule that is not a function.
+        ConfigError: the name is taken, or the rule is not a function.
 
     Example:
         >>> register("by-size", lambda s, d: d**0.75)
@@ -77,7 +77,7 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
         dims: layer sizes d_j >= 1.
 
     Raises:
-        ConfigError: unknown strategy, bounds and sizes that do not fit, or a rule that does not return shares.
+        ConfigError: the strategy is unknown, bounds and sizes do not fit, or a rule does not return shares.
 
     >>> shares("dimension-adjusted", [1.0, 1.0], [1, 3]).tolist()
     [0.25, 0.75]
@@ -103,8 +103,9 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
 def allocate(strategy: str, clip: Sequence[float], dims: Sequence[int], noise_multiplier: float) -> np.ndarray:
     """Noise standard deviation sigma_j of each layer of the SUM of contributions.
 
-    Releasing `sum of contributions + N(0, sigma_j^2 I)` layer by layer then costs exactly one Gaussian mechanism with
-    noise multiplier `noise_multiplier` under add-or-remove-one: sum_j s_j^2 / sigma_j^2 = 1 / noise_multiplier^2.
+    If `sum of contributions + N(0, sigma_j^2 I)` is released layer by layer, the release costs exactly one Gaussian
+    mechanism with noise multiplier `noise_multiplier` under add-or-remove-one: sum_j s_j^2 / sigma_j^2 = 1 /
+    noise_multiplier^2.
 
     Args:
         strategy: one of `names()`.
@@ -113,11 +114,11 @@ def allocate(strategy: str, clip: Sequence[float], dims: Sequence[int], noise_mu
         noise_multiplier: sigma_* > 0 of the whole release.
 
     Returns:
-        float64 [K]; `inf` where a layer gets no share and must not be released ("max-snr-sum" keeps the smallest layer
-        only, the first one if several are smallest).
+        float64 [K]; `inf` where a layer gets no share and must not be released ("max-snr-sum" keeps only the smallest
+        layer, the first one if several are smallest).
 
     Raises:
-        ConfigError: unknown strategy, or arguments that do not fit.
+        ConfigError: the strategy is unknown, or the arguments do not fit.
 
     Source: SNR-consistent allocation paper, equations 5 to 12.
 
@@ -137,7 +138,7 @@ def spread(share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multipli
         noise_multiplier: sigma_* of the whole release.
 
     Returns:
-        sigma_j of the SUM of contributions; `inf` where p_j = 0: that layer must not be released.
+        sigma_j of the SUM of contributions; `inf` where p_j = 0, for a layer that must not be released.
 
     >>> spread(np.array([0.75, 0.25]), [1.0, 1.0], 1.0).round(4).tolist()
     [1.1547, 2.0]
@@ -147,10 +148,11 @@ def spread(share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multipli
 
 
 def effective_multiplier(clip: Sequence[float] | np.ndarray, sigma: Sequence[float] | np.ndarray) -> float:
-    """sigma_eff = (sum_j s_j^2 / sigma_j^2)^(-1/2), the multiplier of the one Gaussian mechanism this release equals.
+    """sigma_eff = (sum_j s_j^2 / sigma_j^2)^(-1/2), the multiplier of the Gaussian mechanism that equals this release.
 
-    Whitening each layer by sigma_j turns the release into a Gaussian mechanism of this multiplier, also inside RDP,
-    PLD and GDP accounting and under Poisson sampling. A layer with s_j > 0 and sigma_j = 0 gives 0: no privacy.
+    Division of each layer by sigma_j (whitening) turns the release into a Gaussian mechanism of this multiplier. The
+    equality also holds in RDP, PLD and GDP accounting and under Poisson sampling. A layer with s_j > 0 and sigma_j = 0
+    gives 0: no privacy.
 
     Args:
         clip: l2 bounds s_j >= 0 of one unit's contribution to each layer, [K].

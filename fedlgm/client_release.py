@@ -1,8 +1,7 @@
-"""A client's release, written once:
-contributions are made, bounded and, if clients add the noise, noised and charged.
+"""A client's release: contributions are made, bounded and, if clients add the noise, noised and charged.
 
-The simulation's client, the Flower mod and a node's service differ only in who makes the contributions
-(`Contributions`) and who keeps the client's budget (`Budget`).
+The simulation's client, the Flower mod and a node's service differ only in the party that makes the contributions
+(`Contributions`) and the party that keeps the client's budget (`Budget`).
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Asked(NamedTuple):
     Attributes:
         plan: bounds and noise of the contributions.
         model: the global model [D].
-        round: from 1.
-        clients: their numbers, in the order in which contributions are summed.
+        round: number of the round, from 1.
+        clients: the clients' numbers, in the order in which contributions are summed.
     """
 
     plan: ReleasePlan
@@ -42,11 +41,11 @@ class Asked(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The rings of a release.
+    """The key rings of a release.
 
     Attributes:
         order: ring of the random numbers that training draws.
-        noise: ring of the clients' own noise; it depends on everything but the data that the release depends on.
+        noise: ring of the clients' own noise; it depends on everything that determines the release except the data.
     """
 
     order: KeyRing
@@ -75,7 +74,7 @@ class Noised:
 class Contributions(ABC):
     """Makes clients' contributions.
 
-    A further unit of protection or way of training is a subclass.
+    A subclass implements a further unit of protection or way of training.
 
     Args:
         numerics: threads, device and noise backend.
@@ -98,7 +97,7 @@ class Contributions(ABC):
         return sum_on(plan, torch.device(self.numerics.device), None if backend == "cpu" else backend)
 
     def noised(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """Each client's own release, also of clients without data: its bounded update with its own noise."""
+        """Each client's own release, its bounded update with its noise; clients without data release noise."""
         for clients, updates in self.updates(asked, keys.order):
             for row, client in enumerate(clients):
                 yield self.release(client, None if updates is None else updates[row : row + 1], asked, keys.noise)
@@ -111,10 +110,10 @@ class Contributions(ABC):
 
 
 class Budget(Protocol):
-    """A client's remaining releases. A release is admitted before training, and charged with its name after it."""
+    """A client's remaining releases. A release is admitted before training and charged with its name afterwards."""
 
     def admit(self, asked: Asked) -> Keys:
-        """Return the rings of a release, or refuse it, before anything is trained.
+        """Return the rings of a release, or refuse the release before anything is trained.
 
         Raises:
             PrivacyError: the client has not agreed to the plan.
@@ -124,7 +123,7 @@ class Budget(Protocol):
         """Record a release before it leaves.
 
         Raises:
-            PrivacyError: it exceeds the agreed budget.
+            PrivacyError: the release exceeds the agreed budget.
         """
 
 
@@ -133,8 +132,8 @@ def client_release(
 ) -> tuple[BoundedSum, list[dict[str, np.ndarray]]]:
     """The sum of a block's contributions [plan.size], and the notes of published variants.
 
-    If the server adds the noise, this is the exact sum; if clients do, it is the sum of their releases, each of them
-    charged.
+    If the server adds the noise, this is the exact sum. If clients add it, this is the sum of their releases, each of
+    which is charged.
 
     Raises:
         ConfigError, PrivacyError: the clients have not agreed to the plan or cannot carry it out.

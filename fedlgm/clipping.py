@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlgm.plan import ReleasePlan
 
 LEAST_CLIP = 2.0**-36
-"""Least bound other than 0: squares of float32 numbers vanish below 1e-19, so a norm is only known to 5e-15."""
+"""Least bound other than 0. Squares of float32 numbers vanish below 1e-19, so a norm is known only to 5e-15."""
 
 
 def eq_clip(bound: float, layers: int) -> np.ndarray:
@@ -67,8 +67,8 @@ def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
     """Layer norms of a released mean update after subtracting the expected energy of the noise, float64 [K].
 
     m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), with sigma_j the round's own noise
-    (`ReleasePlan.round_sigma`); layers that were not released give 0. Post-processing of a release, so it costs
-    nothing.
+    (`ReleasePlan.round_sigma`). Layers that were not released give 0. The norms are post-processing of a release, so
+    they cost nothing.
 
     Args:
         mean_update: released mean of the plan's parts, [plan.size].
@@ -119,8 +119,8 @@ def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.nd
 def next_quantile_bounds(clip: np.ndarray, below: np.ndarray, bound: float, target: float, rate: float) -> np.ndarray:
     """Adaptive per-layer bounds for the next round from released shares of unclipped clients, float64 [K].
 
-    s_j <- s_j exp(-rate (b_j - target)), renormalised to S: where more than `target` of the clients stay below their
-    bound, the bound shrinks (Andrew et al. 2021, Algorithm 1, per layer).
+    The rule is s_j <- s_j exp(-rate (b_j - target)), renormalised to S. If more than `target` of the clients stay
+    below their bound, the bound shrinks (Andrew et al. 2021, Algorithm 1, per layer).
 
     Args:
         clip: bounds s_j of the round that released `below`.

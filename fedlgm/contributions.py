@@ -12,7 +12,7 @@ from torch import Tensor
 from fedlgm.errors import PrivacyError
 
 BoundedBy = Literal["aggregator", "trainer"]
-"""Who bounds contributions: the sum that they are added to, or the trainer that makes them."""
+"""The party that bounds contributions: the sum to which they are added, or the trainer that makes them."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def unbounded(updates: Updates) -> Tensor:
     """The raw updates.
 
     Raises:
-        PrivacyError: the trainer has bounded them, so it bounds another unit than the plan's.
+        PrivacyError: the trainer has bounded the updates, so its unit differs from the plan's.
 
     Example:
         >>> unbounded(torch.ones(2, 3)).shape
@@ -92,8 +92,8 @@ def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[s
         queries: name, size and l2 bound of each of the plan's auxiliary queries.
 
     Raises:
-        PrivacyError: raw updates, bounds above the plan's, or answers that do not match the plan's queries one to
-            one, in size and bound.
+        PrivacyError: updates are raw, bounds exceed the plan's, or answers do not match the plan's queries one to one,
+            in size and bound.
 
     Example:
         >>> bounded(BoundedUpdates(torch.ones(1, 2), bounds=(1.5,)), clip=(1.0,))

@@ -19,11 +19,11 @@ _ACCELERATORS = ("cuda", "mps", "xpu")
 
 @dataclass(frozen=True)
 class Numerics:
-    """Numerical settings that a result's bits depend on, besides seed and data.
+    """Numerical settings on which a result's bits depend, in addition to seed and data.
 
     Attributes:
         threads: torch threads while training and planning.
-        device: where trainers leave their updates, and so where they are bounded, summed and noised.
+        device: device on which trainers leave their updates, and on which these are bounded, summed and noised.
         noise_backend: generator of the noise; see `fedlgm.release`.
         block_size: clients whose bounded updates are summed before they join the sum.
     """
@@ -52,7 +52,7 @@ def resolve(name: str) -> torch.device:
     """The device that a recipe names; "auto" is the first accelerator found, or the CPU.
 
     Raises:
-        ConfigError: not a device, or not one of this machine; the message lists those found.
+        ConfigError: no device of this machine has the name; the message lists the devices found.
     """
     here = found()
     if name == "auto":
@@ -70,11 +70,11 @@ def resolve(name: str) -> torch.device:
 def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
     """Generator of the noise for sums on `device`.
 
-    "auto" means "cpu" on the CPU (three times as fast there as the torch kernels), Triton on a CUDA device if
+    "auto" is "cpu" on the CPU (three times as fast as the torch kernels there), Triton on a CUDA device if it is
     installed, and torch elsewhere.
 
     Raises:
-        ConfigError: an unknown backend, or one that does not run on `device`.
+        ConfigError: the backend is unknown, or does not run on `device`.
     """
     if choice == "auto":
         if device.type == "cpu":
@@ -111,7 +111,7 @@ def reason(device: torch.device) -> str:
 
 @contextmanager
 def exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """On a CUDA device, switch off TF32 and nondeterministic convolutions inside the block; no effect elsewhere."""
+    """Switch off TF32 and nondeterministic convolutions on a CUDA device inside the block; no effect elsewhere."""
     if device.type != "cuda":
         yield
         return
@@ -139,9 +139,9 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed draws from global generators inside the block; restore the generators' state afterwards.
+    """Seed draws from global generators inside the block, and restore the generators' state afterwards.
 
-    It avoids `torch.manual_seed`, which also seeds unused devices and records its caller.
+    The block avoids `torch.manual_seed`, which also seeds unused devices and records its caller.
 
     Example:
         >>> with seeded(1):
@@ -179,7 +179,7 @@ def _older_switches() -> tuple[str | None, bool | None]:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Run with `count` torch threads: float sums depend on how they are split."""
+    """Run with `count` torch threads. Float sums depend on how they are split."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

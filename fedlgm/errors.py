@@ -1,6 +1,6 @@
-"""Errors the user can fix: one clear message saying what, where and what would be right.
+"""Errors that the user can fix. One clear message says what is wrong, where, and what would be right.
 
-The command line prints the message and exits with status 2; anything else is a bug and keeps its traceback.
+The command line prints the message and exits with status 2. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class ConfigError(FedlgmError, ValueError):
 
 
 def check_positive(owner: str = "", /, **values: Any) -> None:
-    """Refuse values that are no finite numbers above zero.
+    """Refuse values that are not finite numbers above zero.
 
     Args:
-        owner: what they are arguments of, for the message.
+        owner: object that the values are arguments of, for the message.
         values: the values by name.
 
     Raises:
-        ConfigError: another value.
+        ConfigError: another value is given.
 
     >>> check_positive(epsilon="8")
     Traceback (most recent call last):
@@ -43,14 +43,14 @@ def check_positive(owner: str = "", /, **values: Any) -> None:
 
 
 def check_share(owner: str = "", /, **values: Any) -> None:
-    """Refuse values outside (0, 1); arguments and errors as for `check_positive`."""
+    """Refuse values outside (0, 1); arguments and errors are those of `check_positive`."""
     for name, value in values.items():
         if not 0 < _number(value) < 1:
             raise ConfigError(f"{_of(owner)}{name} must lie in (0, 1), got {value!r}")
 
 
 def check_rate(owner: str = "", /, **values: Any) -> None:
-    """Refuse values outside (0, 1]; arguments and errors as for `check_positive`."""
+    """Refuse values outside (0, 1]; arguments and errors are those of `check_positive`."""
     for name, value in values.items():
         if not 0 < _number(value) <= 1:
             raise ConfigError(f"{_of(owner)}{name} must lie in (0, 1], got {value!r}")
@@ -112,7 +112,7 @@ def _number(value: Any) -> Any:
 
 @contextmanager
 def prefix_key(path: str, owner: str = "", keys: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
-    """Prefix a ConfigError's message with the key that it concerns; arguments as for `located`, `keys` a function."""
+    """Prefix a ConfigError's message with its key; the arguments are those of `located`, with `keys` a function."""
     try:
         yield
     except ConfigError as error:
@@ -174,7 +174,7 @@ def alternatives(name: object, known: Iterable[str], *others: str) -> str:
 
 
 def first_problem(error: Any) -> str:
-    """Key and reason of the first problem in a pydantic error, without the value, which may be anything."""
+    """Key and reason of the first problem in a pydantic error, without the value, which may be of any kind."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
@@ -237,7 +237,7 @@ class DataError(FedlgmError):
 
 
 class PrivacyError(FedlgmError):
-    """A release that would break the guarantee it claims, or a budget that cannot be met."""
+    """A release that would break its claimed guarantee, or a budget that cannot be met."""
 
 
 class LedgerError(FedlgmError):
@@ -264,7 +264,7 @@ class Notice(UserWarning):
 
 
 class MemoryWarning(Notice):
-    """Work continues in smaller pieces because of a lack of memory."""
+    """A warning that work continues in smaller pieces for lack of memory."""
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
 """Users' objects, named in a recipe as "package.module:name".
 
-This is the one place that imports what a recipe names. Importing runs the module's code: only name modules you trust.
+Only this module imports names from a recipe. An import runs the module's code, so name only modules that you trust.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_reference(name: object) -> bool:
 
 
 def object_name(value: object) -> str:
-    """How a recipe names an object that was passed in Python: its class, or its own name, in angle brackets.
+    """Name of an object that was passed in Python, for a recipe: its class, or its own name, in angle brackets.
 
     >>> object_name(print), object_name([]), object_name(lambda: 0)
     ('<print>', '<list>', '<lambda>')
@@ -89,18 +89,18 @@ def passed(own: Any, name: Any, what: str) -> Any:
 def load_object(reference: str, what: str) -> Any:
     """Import the object that `reference` names.
 
-    Modules are looked for as `import` does, and in the current directory.
+    Modules are looked up as by `import`, and in the current directory.
 
     Args:
         reference: "package.module:name"; the name may have dots ("module:Class.method").
-        what: what the object is for ("model", "task", ...), for the message.
+        what: purpose of the object ("model", "task", ...), for the message.
 
     Returns:
         The object itself: it is neither called nor checked.
 
     Raises:
         ConfigError: the reference has another form, its module does not import, or the module has no such name. The
-            message says which module, and why.
+            message names the module and the reason.
 
     >>> load_object("math:sqrt", "function")(9.0)
     3.0
@@ -135,12 +135,12 @@ def named(known: Mapping[str, Any], name: str, what: str) -> Any:
     """The object that a recipe's value names: one of the known ones, or a user's own.
 
     Args:
-        known: what is bundled or registered, by name.
+        known: bundled or registered objects, by name.
         name: a key of `known`, or "package.module:name".
-        what: what the object is for, for the message.
+        what: purpose of the object, for the message.
 
     Raises:
-        ConfigError: an unknown name, or see `load_object`.
+        ConfigError: the name is unknown, or as in `load_object`.
 
     >>> import math
     >>> named({"root": math.sqrt}, "root", "function")(9.0), named({}, "math:sqrt", "function")(9.0)
@@ -179,19 +179,19 @@ def is_bundled(found: object) -> bool:
 
 @contextmanager
 def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) -> Iterator[None]:
-    """Run a user's code: any exception becomes one message that names the place.
+    """Run a user's code, and turn any exception into one message that names the place.
 
     These exceptions pass unchanged:
-      * `FedlgmError`: it was raised on purpose, as a message, and keeps its words and its type. A caller that knows the
-      recipe adds the section (`fedlgm.errors.prefix_key`); a label here would repeat it.
-      * What `fedlgm.errors.out_of_memory` recognises: the code is correct, and fewer clients at once or a smaller model
-      may fit.
-      * KeyboardInterrupt, SystemExit and other non-`Exception`s, which stop a run.
+      * `FedlgmError`, which was raised on purpose as a message and keeps its words and type. A caller that knows the
+        recipe adds the section (`fedlgm.errors.prefix_key`); a label here would repeat it.
+      * Exceptions that `fedlgm.errors.out_of_memory` recognises: the code is correct, and fewer clients at once or a
+        smaller model may fit.
+      * KeyboardInterrupt, SystemExit and other exceptions that are not an `Exception`, which stop a run.
 
-    A `TypeError` is like any other: `misfit` checks the arguments before the call.
+    A `TypeError` gets no special treatment: `misfit` checks the arguments before the call.
 
     Args:
-        label: what the message begins with, such as "model 'mypkg.models:Net'".
+        label: beginning of the message, such as "model 'mypkg.models:Net'".
         found: the user's object; the message names its last line in the traceback.
         kind: class of the error.
 
@@ -215,9 +215,9 @@ def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) ->
 
 
 def misfit(function: Any, *arguments: Any, **options: Any) -> str:
-    """Why a function or class does not take these arguments, found without calling it.
+    """The reason why a function or class does not take these arguments, found without calling it.
 
-    Empty if it does, or if Python does not know its parameters.
+    It is empty if the arguments fit, or if Python does not know the parameters.
 
     >>> misfit(lambda lr, momentum: lr, 0.1), misfit(lambda lr: lr, 0.1)
     ("missing a required argument: 'momentum'", '')
@@ -266,12 +266,12 @@ def made(found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str
 
     Args:
         found: the class or function.
-        label: what a message begins with, such as "task 'mypkg.tasks:Own'".
+        label: beginning of a message, such as "task 'mypkg.tasks:Own'".
         options: the recipe's options.
-        filled: values of the library, for parameters of these names; they are no options.
+        filled: values that the library supplies for parameters of these names; they are no options.
 
     Raises:
-        ConfigError: an option that it does not have, arguments that it does not take, or see `users_code`.
+        ConfigError: an option is unknown, arguments do not fit, or as in `users_code`.
 
     >>> made(lambda lr, classes: (lr, classes), "rule 'own'", {"lr": 0.1}, {"classes": 3})
     (0.1, 3)
@@ -297,7 +297,7 @@ def raised_in(found: Any, error: BaseException) -> str:
 
     Args:
         found: the function, class or object that was called.
-        error: what it raised.
+        error: exception that it raised.
     """
     while isinstance(found, partial):
         found = found.func
@@ -314,7 +314,7 @@ def raised_in(found: Any, error: BaseException) -> str:
 
 
 def options_of(found: Any, filled: Iterable[str] = ()) -> tuple[str, ...]:
-    """Parameters of a function or class that a caller may name, without those that the library fills."""
+    """Parameters of a function or class that a caller may name, without those that the library supplies."""
     return tuple(key for key, p in parameters_of(found).items() if p.kind in _NAMED and key not in filled)
 
 

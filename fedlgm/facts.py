@@ -1,4 +1,4 @@
-"""The public facts of a run: everything that a plan may depend on besides past releases."""
+"""The public facts of a run: everything on which a plan may depend, except past releases."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _KEPT = 2e-8
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the participants of a round are chosen.
+    """Rule by which the participants of a round are chosen.
 
     With "poisson" and "fixed" every client may take part in any round. The other schemes keep `separation` = b rounds
-    between two participations of a client, counted from one invitation to the next, whether the client answers or not:
+    between two participations of a client, counted from one invitation to the next, whether or not the client answers:
 
     * "cyclic": every client is drawn independently into one of b groups for the whole run; in round t all clients of
       group t mod b take part (rounds from 0).
@@ -43,14 +43,14 @@ class Sampling:
 
     Attributes:
         scheme: "poisson" (each client independently with probability `rate`), "fixed" (`rate * population` clients
-            without replacement), or one of those above.
+            without replacement), or one of the schemes above.
         population: number N of registered clients; public.
         rate: q in (0, 1], expected share of the clients in a round.
         separation: b of the schemes that keep one; None for the others.
-        of: "user" where the participants are users with several clients each; None where they are clients or examples.
+        of: "user" if the participants are users with several clients each; None if they are clients or examples.
 
     Raises:
-        ConfigError: numbers outside their range, or a separation that the population cannot keep.
+        ConfigError: a number is outside its range, or the population cannot keep the separation.
     """
 
     scheme: Scheme
@@ -103,7 +103,7 @@ class Sampling:
     def within_group(self) -> float:
         """Probability that a client takes part in a round of its group: b q in "grouped-poisson", 1 in "cyclic".
 
-        For a scheme without groups: q.
+        For a scheme without groups this is q.
         """
         if self.scheme == "cyclic":
             return 1.0
@@ -132,7 +132,7 @@ class LocalTraining:
         gradient_clip: l2 norm to which every batch gradient is clipped before the step; None does not clip.
 
     Raises:
-        ConfigError: an unknown optimizer, or momentum for "adam".
+        ConfigError: the optimizer is unknown, or momentum is given for "adam".
 
     Example:
         >>> LocalTraining(epochs=2, batch_size=32).steps(100)
@@ -159,7 +159,7 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """Example-level steps of a client in a round; the client adds noise to each, and each is a separate release.
+    """Example-level steps of a client in a round. The client adds noise to each, and each is a separate release.
 
     All three are public constants of the run, the same for every client and independent of its number of examples.
 
@@ -175,7 +175,7 @@ class LocalSteps:
         batch: divisor B of a step's noisy sum; never the realised size of the batch.
 
     Raises:
-        ConfigError: numbers outside their range.
+        ConfigError: a number is outside its range.
     """
 
     count: int
@@ -201,21 +201,21 @@ class RunFacts:
     Attributes:
         noise_multiplier: sigma_* of one round relative to one unit's l2 bound under add-or-remove-one (twice the
             calibrated Gaussian multiplier under replace-one). 0 until it is calibrated, and for runs without privacy.
-        sampling: how participants are chosen: clients, or the examples of a step where the server noises steps.
+        sampling: sampling of the participants: clients, or the examples of a step if the server noises steps.
         relation: neighbouring relation.
-        trust: who adds the noise.
+        trust: trust model, which says who adds the noise.
         rounds: number T of rounds.
-        epsilon: the whole run's budget, as the recipe states it; None where a plan is made without one.
+        epsilon: the whole run's budget, as the recipe states it; None if a plan is made without one.
         delta: its delta.
         accountant: "pld" or "rdp".
-        max_participations: releases that one client's data may be in; None: every round.
+        max_participations: number of releases that may contain one client's data; None: every round.
         training: settings of the client's local training.
-        steps: example-level steps that clients noise themselves, each round; None everywhere else.
+        steps: example-level steps of each round to which clients add noise; None in all other runs.
         noise: correlation of the noise over the rounds; None: independent noise in every round.
-        shares: the clients whose noise is counted, where clients add it in shares; None elsewhere.
+        shares: the clients whose noise is counted, if clients add it in shares; None in all other runs.
 
     Raises:
-        ConfigError: facts that contradict each other.
+        ConfigError: the facts contradict each other.
     """
 
     noise_multiplier: float
@@ -259,12 +259,12 @@ class RunFacts:
 
     @property
     def noised_by(self) -> NoisedBy:
-        """Who adds the noise."""
+        """The party that adds the noise."""
         return noised_by(self.trust, self.shares)
 
     @property
     def process(self) -> Process:
-        """How rounds are charged: one by one if noise is independent and any client may take part in any round."""
+        """Rule by which rounds are charged: one by one if noise is independent and no schedule restricts clients."""
         return (Process if self.noise is None and self.sampling.separation is None else OneMechanism)(self)
 
     @property
@@ -280,16 +280,16 @@ class RunFacts:
 
     @property
     def accounted_rate(self) -> float:
-        """Sampling rate that amplifies privacy: q under central trust, 1 under local trust, the steps' for local steps.
+        """Sampling rate that amplifies privacy: q under central trust, 1 under local trust, the rate of local steps.
 
-        The recipient of a client's noisy update knows that the client takes part, but not which of its examples.
+        The recipient of a client's noisy update knows that the client takes part, but not which of its examples do.
         For schemes with a separation the rate is the probability of the draw within a group, or 1 without such a draw.
         """
         return self.noised_by.accounted_rate(self.sampling) if self.steps is None else self.steps.rate
 
     @property
     def least_multiplier(self) -> float:
-        """Smallest effective multiplier of a round if rounds are not charged one by one; all rounds are charged at it.
+        """Smallest effective multiplier of a round, at which all rounds of a run that is one mechanism are charged.
 
         It equals `noise_multiplier` except for the last digits: plans keep nine digits, rounded down.
         """
@@ -306,7 +306,7 @@ class RunFacts:
         return self.releases * self.noisy_steps
 
     def with_multiplier(self, noise_multiplier: float) -> RunFacts:
-        """The same facts with sigma_* as calibrated."""
+        """The same facts with the calibrated sigma_*."""
         return replace(self, noise_multiplier=noise_multiplier)
 
     def budget(self) -> tuple[float, float]:

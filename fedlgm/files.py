@@ -19,7 +19,7 @@ from fedlgm.errors import ConfigError
 PRIVATE = 0o600
 """Mode of a file that nobody but its owner may read."""
 PUBLIC = 0o666
-"""Mode of a file that others may read as far as the process's umask lets them."""
+"""Mode of a file that others may read as far as the process's umask permits."""
 
 
 def path_of(name: str, value: Any) -> Path:
@@ -42,7 +42,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The values in a TOML file.
 
     Raises:
-        ConfigError: it cannot be read, or is not TOML.
+        ConfigError: the file cannot be read, or is not TOML.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -82,8 +82,9 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
     Args:
         path: the file to replace.
         mode: mode of the new file, less the process's umask, set before anything is written.
-        shared: whether several processes or threads may write it at once; the last one to end wins. Each then writes a
-            separate file, which is left behind if the process is killed; otherwise the next writer removes it.
+        shared: whether several processes or threads may write the file at once; the last one to end wins. Each writer
+            then has a separate file, which remains if its process is killed. Otherwise the next writer removes such a
+            file.
 
     Raises:
         OSError: the file cannot be written; errors of the block pass unchanged.
@@ -113,7 +114,7 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
 
 @contextmanager
 def drafted(path: Path) -> Iterator[Path]:
-    """Yield where to make a folder that appears as `path` when the block ends; after an error nothing is left.
+    """Yield the place for a folder that appears as `path` when the block ends; an error leaves nothing behind.
 
     Raises:
         OSError: the folder cannot be made; errors of the block pass unchanged.
@@ -128,7 +129,7 @@ def drafted(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """One transaction that writes, on disk when the block ends; an error undoes it."""
+    """One transaction that writes. It is on disk when the block ends, and an error undoes it."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -187,7 +188,7 @@ def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
 
 
 def close_folder(folder: Path) -> None:
-    """Remove other users' rights on a folder, if there is one, and on all that is in it."""
+    """Remove other users' rights on a folder, if it exists, and on its contents."""
     for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
         mode = stat.S_IMODE(path.lstat().st_mode)
         if mode & 0o077 and not path.is_symlink():

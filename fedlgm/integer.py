@@ -1,10 +1,10 @@
 """Contributions as integers, for sums under secure aggregation.
 
 Each layer is divided by its noise scale and multiplied by a common factor, so that all coordinates need the same noise
-under every allocation rule; `IntegerGrid.units` is the l2 bound of a contribution in grid units. Integers are added
-modulo 2^32: the order of addition does not matter, and masks cancel exactly.
+under every allocation rule. `IntegerGrid.units` is the l2 bound of a contribution in grid units. Integers are added
+modulo 2^32, so the order of addition does not matter and masks cancel exactly.
 
-Source: Kairouz, Liu and Steinke 2021, with the integer norm checked instead of bounded by a formula.
+Source: Kairouz, Liu and Steinke 2021; the norm of the integers is checked here instead of bounded by a formula.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class IntegerGrid:
         """The grid of a plan.
 
         Raises:
-            ConfigError: no grid has both enough noise on it and sums that fit into words.
+            ConfigError: no grid has both enough noise and sums that fit into words.
         """
         shares, multiplier = plan.facts.shares, plan.effective_multiplier
         if shares is None:
@@ -100,7 +100,7 @@ class IntegerGrid:
 
     @property
     def bits_needed(self) -> int:
-        """Bits of the words, of `BITS`, that a sum of all nodes takes."""
+        """Number of bits, of the `BITS` of a word, that a sum of all nodes takes."""
         return bits_needed(self.asked, self.units, math.sqrt(self.asked * self.variance), self.size)
 
     @property
@@ -125,13 +125,13 @@ class IntegerGrid:
         return self.rounded(contribution, rounding) + self.noise.draw(self.variance, self.size, noise)
 
     def rounded(self, contribution: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A bounded contribution in grid units, rounded at random, of l2 norm at most `units` exactly; int64 [size]."""
+        """A bounded contribution in grid units, rounded at random to an l2 norm of at most `units`; int64 [size]."""
         with np.errstate(divide="ignore", invalid="ignore"):
             values = np.where(contribution == 0, 0.0, contribution / self._scales())
         return round_within(values, self.units, rng)
 
     def opened(self, total: np.ndarray) -> np.ndarray:
-        """The sum that words stand for, in the units of the model.
+        """The sum that the words represent, in the units of the model.
 
         Args:
             total: sum modulo 2^32, uint32 [size] (`words`).
@@ -149,10 +149,10 @@ class IntegerGrid:
 
 
 def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np.ndarray:
-    """Values rounded up or down at random, without bias but for the check that sum x_i^2 <= bound^2, in integers.
+    """Values rounded up or down at random so that sum x_i^2 <= bound^2 holds in integers; otherwise without bias.
 
-    A draw that fails the check is drawn again; after 20 failures the values shrink by 2^-8. Values on a grid much finer
-    than bound / sqrt(d) pass at once.
+    A draw that violates this bound is drawn again; after 20 failures the values shrink by 2^-8. Values on a grid much
+    finer than bound / sqrt(d) pass at once.
 
     Args:
         values: float64 [d] of l2 norm at most the bound, up to the rounding of float64.
@@ -163,7 +163,7 @@ def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np
         int64 [d].
 
     Raises:
-        PrivacyError: a longer vector, or one that is not finite.
+        PrivacyError: the vector is longer than the bound, or not finite.
 
     Example:
         >>> round_within(np.array([0.6, 0.8]), 1, np.random.default_rng(1)).tolist() in ([1, 0], [0, 1], [0, 0])
@@ -223,7 +223,7 @@ def bits_needed(asked: int, units: int, deviation: float, coordinates: int) -> i
         asked: number of nodes.
         units: l2 bound of each contribution, in grid units.
         deviation: standard deviation of the noise in the sum, in grid units.
-        coordinates: of the sum.
+        coordinates: coordinates of the sum.
 
     Example:
         >>> bits_needed(100, 600, 600.0, 26_010), bits_needed(1000, 12_000, 12_000.0, 11_200_000)

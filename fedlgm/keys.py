@@ -1,7 +1,7 @@
 """Keyed randomness: every stream is named by (root, purpose, round, client, layer, ...).
 
 The values of a stream depend only on its name, not on the number of workers, the order of calls or the launcher.
-Names are hashed by `numpy.random.SeedSequence`, so two different names never share a stream.
+`numpy.random.SeedSequence` hashes names, so two different names never share a stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words o
 
 
 class Purpose(IntEnum):
-    """Purpose of a stream; part of its name. Values are stored in runs: never renumber, only append.
+    """Purpose of a stream, as a part of its name. Runs store the values: never renumber, only append.
 
     Example:
         >>> keys = KeyRing.from_seed(7)
@@ -59,7 +59,7 @@ class KeyRing:
         secret: whether the root came from the operating system; False for seeds, which are public.
 
     Raises:
-        ConfigError: a root outside its range.
+        ConfigError: the root is outside its range.
     """
 
     root: int
@@ -90,7 +90,7 @@ class KeyRing:
         """Seed sequence named by `purpose` and `path` (integers in [0, 2**32)).
 
         Raises:
-            ValueError: a path entry outside that range.
+            ValueError: a path entry is outside this range.
         """
         if any(not 0 <= step < _WORD for step in path):
             raise ValueError(f"path entries must lie in [0, 2**32), got {path}")
@@ -109,8 +109,8 @@ class KeyRing:
     def torch_generator(self, purpose: Purpose, *path: int) -> torch.Generator:
         """CPU torch generator of the named stream, its whole 19,968-bit state filled from the name.
 
-        `Generator.manual_seed` keeps only 32 bits of a seed for the CPU generator: forty thousand layer streams would
-        then share a stream with probability 0.17. The state is therefore written directly.
+        For the CPU generator `Generator.manual_seed` keeps only 32 bits of a seed, so forty thousand layer streams
+        would share a stream with probability 0.17. The state is therefore written directly.
         """
         generator = torch.Generator()
         generator.set_state(mt19937_state(self.words(_MT_WORDS, purpose, *path)))

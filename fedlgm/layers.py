@@ -1,6 +1,6 @@
 """The model's layers in order, and one flat float32 vector that holds all of them.
 
-Everything private works on the flat vector and a `LayerTable`; nothing else in the library knows `state_dict` order.
+All private code works on the flat vector and a `LayerTable`; no other code knows the order of a `state_dict`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedlgm.errors import ConfigError
 _CHUNK = 128  # elements that float32 adds up, in any order, with a relative error below 128 / 2^24
 _FACTOR = re.compile(r"\.lora_([AB])(\.[^.]+)*$")  # as `peft` and `fedlgm.models.adapters` name them
 SAFETY = 1 - 2.0**-16
-"""Share of a bound that layers are cut to: rounding in a norm and a product then cannot carry one above its bound."""
+"""Share of a bound to which layers are cut, so that rounding in a norm and a product carries none above its bound."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,15 @@ class LayerTable:
         uploaded. A tensor shared by several modules appears once, under its first name.
 
         Args:
-            module: the model; may live on the meta device.
+            module: the model, which may be on the meta device.
             group_by: "module" puts the tensors of one module (weight and bias) into one layer, "tensor" makes every
-                tensor a layer, "all" makes one layer of the whole model; for adapters (LoRA), "adapter" makes a layer
+                tensor a layer, "all" makes one layer of the whole model. For adapters (LoRA), "adapter" makes a layer
                 of each adapted matrix, "factor" of each of its factors, "kind" three layers: all A, all B, and the
-                rest. A function maps a parameter's name to its layer's name. Several tensors that `module` holds itself
-                are the layer "model".
+                rest. A function maps a parameter's name to its layer's name. If `module` itself holds several tensors,
+                they are the layer "model".
 
         Raises:
-            ConfigError: no model, unknown grouping, or no trainable parameter.
+            ConfigError: the object is no model, the grouping is unknown, or there is no trainable parameter.
 
         >>> LayerTable.from_module(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))).sizes.tolist()
         [15, 8]
@@ -153,7 +153,7 @@ class LayerTable:
         return int(self.offsets[-1])
 
     def merged(self) -> LayerTable:
-        """The same vector as a single layer, as the flat Gaussian mechanism sees it."""
+        """The same vector as a single layer, for the flat Gaussian mechanism."""
         slots = tuple(slot for layer in self.layers for slot in layer.slots)
         return LayerTable((Layer("all", slots, 0, self.size),))
 
@@ -186,9 +186,9 @@ class LayerTable:
 
     @torch.no_grad()
     def bind_(self, module: nn.Module) -> Tensor:
-        """Move the module's float32 parameters into one new flat vector [D] that they share from now on.
+        """Move the module's float32 parameters into one new flat vector [D], which they share from now on.
 
-        Afterwards writing the returned vector writes the module, and reading it costs nothing.
+        Afterwards writing the returned vector writes the module, and reading it needs no copy.
 
         Raises:
             ConfigError: a parameter is not float32 (use `flatten` and `load_`, which convert).
@@ -211,7 +211,7 @@ class LayerTable:
         """l2 (p=2) or l1 (p=1) norm of each layer, float64 [K] for `flat` [D].
 
         Raises:
-            ValueError: another p, or a vector of another length.
+            ValueError: `p` is another number, or the vector has another length.
         """
         if p not in (1, 2):
             raise ValueError(f"norms are l1 or l2, got p = {p}")
@@ -225,7 +225,7 @@ class LayerTable:
 
 
 def factor_of(name: str) -> str | None:
-    """Factor "A" or "B" of an adapter's parameter by its name; None for any other.
+    """Factor "A" or "B" of an adapter's parameter by its name; None for any other parameter.
 
     Example:
         >>> factor_of("h.0.attn.lora_A.default.weight"), factor_of("h.0.mlp.weight")

@@ -17,10 +17,10 @@ from fedlgm.inputs import Inputs
 
 
 def prefer_channels_last_(module: nn.Module) -> list[RemovableHandle]:
-    """Make a model's convolutions return channels-last activations, in place; remove the handles to end it.
+    """Make a model's convolutions return channels-last activations, in place. Removing the handles ends this.
 
-    torch's max-pooling is vectorised in that layout only; models without it are slower in it. Weights keep their
-    layout, so they can stay views of a flat vector, and the model's results are equal up to rounding.
+    torch's max-pooling is vectorised only in this layout; models without max-pooling are slower in it. Weights keep
+    their layout, so they can stay views of a flat vector, and the model's results are equal up to rounding.
     """
     return [child.register_forward_hook(_channels_last) for child in module.modules() if isinstance(child, nn.Conv2d)]
 
@@ -57,7 +57,7 @@ def pools_maxima(module: nn.Module, like: Inputs) -> bool:
 
     Args:
         module: the model.
-        like: inputs [n, ...]; only their shape matters, so the answer is the same for every client and worker.
+        like: inputs [n, ...], of which only the shape matters, so the answer is the same for every client and worker.
 
     Example:
         >>> conv = nn.Conv2d(1, 2, 3)

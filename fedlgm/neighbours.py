@@ -9,8 +9,8 @@ from pathlib import Path
 def check_neighbours() -> None:
     """Refuse to continue if a user's folder or module shadows one of this library's packages.
 
-    Python looks for `clients`, `strategies` and `simulations` in the current folder first, where a project may have
-    folders of these names.
+    Python looks for `clients`, `strategies` and `simulations` in the current folder first, and a project may have
+    folders of these names there.
 
     Raises:
         ImportError: the message names the folder and the remedy.

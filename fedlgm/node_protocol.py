@@ -1,12 +1,12 @@
 """Messages between a server and a node's release service: frames, questions and signatures.
 
-A frame is `uint32 header length | uint64 body length | header | body`, little-endian: the header is a JSON object, the
-body one array in the .npy format, version 1, or nothing. Nothing in a frame is executed or unpickled. Processes that
+A frame is `uint32 header length | uint64 body length | header | body`, little-endian. The header is a JSON object; the
+body is one array in the .npy format, version 1, or empty. Nothing in a frame is executed or unpickled. Processes that
 only forward frames need neither torch nor flwr.
 
-A question passes through any number of untrusted processes, so a digest of all its parts names it. The server may sign
-it (then only the server can spend the node's budget), and the service signs its answer together with that digest: an
-answer cannot be forged, altered, or passed off as the answer to another question.
+A question passes through any number of untrusted processes, so a digest of all its parts names it. If the server signs
+this digest, only the server can spend the node's budget. The service signs its answer together with the digest, so
+nobody can forge or alter an answer, or use it for another question.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ Name = Annotated[str, AfterValidator(_checked_name)]
 def pause_after(silence: float, shortest: float, longest: float, share: float = 0.1) -> float:
     """Seconds to wait before polling again, `silence` seconds after the last news.
 
-    This is a share of `silence`, within limits. Polling costs both processes a few milliseconds, and this bounds the
-    time that waiting adds to a round.
+    The wait is a share of `silence`, within limits. Polling costs both processes a few milliseconds, and the share
+    bounds the time that waiting adds to a round.
 
     Example:
         >>> pause_after(5.0, 0.1, 3.0), pause_after(100.0, 0.1, 3.0)
@@ -88,7 +88,7 @@ class FrameError(RunError):
 
 
 def encode(header: Mapping[str, Any], body: bytes | memoryview = b"") -> bytes:
-    """One frame."""
+    """The bytes of one frame."""
     return encode_header(header, len(body)) + body
 
 
@@ -102,7 +102,7 @@ def lengths(prefix: bytes, largest_body: int) -> tuple[int, int]:
     """Lengths of header and body that a frame's first `PREFIX_BYTES` bytes announce.
 
     Raises:
-        FrameError: longer than allowed.
+        FrameError: a length exceeds its limit.
     """
     header, body = _PREFIX.unpack(prefix)
     if header > HEADER_BYTES:
@@ -116,7 +116,7 @@ def parse_header(text: bytes) -> dict[str, Any]:
     """The JSON object of a header.
 
     Raises:
-        FrameError: not a JSON object, or one with NaN or Infinity in it, or with numbers that float64 cannot hold.
+        FrameError: the bytes are not a JSON object, or hold NaN, Infinity or numbers beyond float64.
     """
     try:
         header = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
@@ -153,7 +153,7 @@ def exchange(
         Header and body of the answer.
 
     Raises:
-        RunError: no service listens there, or the answer is late or not a frame.
+        RunError: no service listens on the socket, or the answer is late or not a frame.
     """
     deadline = time.monotonic() + timeout
     text = header.encode() if isinstance(header, str) else json.dumps(header, allow_nan=False).encode()
@@ -196,7 +196,7 @@ def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
         kinds: accepted dtypes, for example ("<f4",).
 
     Raises:
-        FrameError: anything else, objects and pickles above all.
+        FrameError: the data are anything else, in particular objects and pickles.
     """
     try:
         values = view(data)
@@ -210,14 +210,14 @@ def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
 
 
 def masked(data: bytes | memoryview, key: int) -> memoryview:
-    """Bytes XORed with a repeated 32-bit key; masking twice restores them. This only makes equal contents differ.
+    """Bytes XORed with a repeated 32-bit key, so that equal contents differ; masking twice restores them.
 
-    Flower keeps objects by their content. If a run ends after a node has received a message, announced objects stay
-    behind that are never fetched, and every later message with the same content waits for them forever: a resumed run
-    would send the same model again.
+    Flower stores objects by their content. If a run ends after a node has received a message, some announced objects
+    are never fetched, and every later message with the same content waits for them forever. A resumed run would send
+    such content, since it sends the same model again.
 
     Raises:
-        FrameError: not a multiple of four bytes, as every array of numbers is in the .npy format.
+        FrameError: the length is not a multiple of four bytes, as it is for every array of numbers in the .npy format.
     """
     if len(data) % 4 or not 0 <= key < 2**32:
         raise FrameError(f"{len(data)} bytes cannot be masked with {key}")
@@ -227,7 +227,7 @@ def masked(data: bytes | memoryview, key: int) -> memoryview:
 def body_records(body: bytes | memoryview, key: int) -> dict[str, dict[str, bytes]]:
     """The configuration records of a Flower message that hold a body, masked with `key`: name -> values.
 
-    Flower transfers each record as one object, and each object costs several requests. An array would be three objects.
+    Flower transfers each record as one object, which costs several requests. An array would be three objects.
 
     Raises:
         FrameError: as for `masked`.
@@ -246,7 +246,7 @@ def body_of(records: Mapping[str, Mapping[str, Any]], key: int) -> memoryview:
     """The body that the records of a message hold; its first part may be in the record of the header.
 
     Raises:
-        FrameError: something else, or as for `masked`.
+        FrameError: the records hold something else, or as for `masked`.
     """
     parts = [records[wire.CONFIG][BODY]] if BODY in records.get(wire.CONFIG, ()) else []
     while BODY in records.get(f"{BODY}.{len(parts)}", ()):
@@ -287,9 +287,9 @@ class Question:
         model: SHA-256 of the frame's body, the global model.
         work: names that are installed on the node, with options: {"mechanism", "group_by", "task", "model",
             "training"}, for example {"mechanism": {"name": "dp-sgd", "style": "per-layer"}, ...}.
-        nonce: 32 hexadecimal digits; ties an answer to this question.
-        service: public key of the node's service: no other service answers this question.
-        expect: `Position.values` that the service signed earlier and must still know.
+        nonce: 32 hexadecimal digits, which tie an answer to this question.
+        service: public key of the node's service; no other service answers this question.
+        expect: `Position.values` that the service signed earlier and must still recognise.
     """
 
     run: str
@@ -304,7 +304,7 @@ class Question:
 
     @property
     def digest(self) -> str:
-        """Name of the question, its model included."""
+        """Name of the question, which covers its model."""
         who = (PROTOCOL, self.run, self.round, self.client, self.service, self.nonce)
         return digest("fedlgm question", *who, self.plan, self.model, canonical(self.work), canonical(self.expect))
 
@@ -329,7 +329,7 @@ class Position:
         ledger: the ledger's identity.
         seq: number of releases charged.
         head: head of its hash chain.
-        signature: the service's signature of these three.
+        signature: the service's signature of these three values.
     """
 
     ledger: str
@@ -377,7 +377,8 @@ def sign(key: Ed25519PrivateKey, *fields: str | int) -> str:
 def verify(key: Ed25519PublicKey, signature: str, *fields: str | int) -> bool:
     """Whether `signature` is that of the owner of `key` over the fields, as `sign` writes it.
 
-    Spaces between the digits would make it as long as its sender likes, and it may be handed on in a header.
+    Spaces between the digits would let a sender make the signature arbitrarily long, and it may be passed on in a
+    header.
     """
     try:
         key.verify(bytes.fromhex(signature), bytes.fromhex(digest(*fields)))
@@ -390,7 +391,7 @@ def public_key(text: str) -> Ed25519PublicKey:
     """Ed25519 public key of 64 hexadecimal digits.
 
     Raises:
-        ValueError: not of that form.
+        ValueError: the text has another form.
     """
     return Ed25519PublicKey.from_public_bytes(bytes.fromhex(text))
 

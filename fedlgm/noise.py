@@ -1,7 +1,7 @@
 """Noise drawn on the CPU; `fedlgm.aggregation.kernels` draws it on any device, and `fedlgm.release` chooses.
 
-Two functions: `draw` for small NumPy vectors (applications, closed-form checks) and `add_noise_` for model updates.
-Every draw takes a named stream of `fedlgm.keys`; nothing here reads a global generator.
+`draw` is for small NumPy vectors (applications, closed-form checks) and `add_noise_` for model updates. Every draw
+takes a named stream of `fedlgm.keys`; no function reads a global generator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 Family = Literal["gaussian", "laplace"]
 NoiseBackend = Literal["cpu", "torch", "triton"]
-"""Who draws noise: this module ("cpu"), or the kernels in torch (any device) or in Triton (GPUs)."""
+"""Generator of noise: this module ("cpu"), or the kernels in torch (any device) or in Triton (GPUs)."""
 GRID_BITS = 10
 """Released values are multiples of 2^(floor(log2 scale) - GRID_BITS)."""
 
@@ -50,7 +50,7 @@ def add_noise_(
 ) -> Tensor:
     """Add independent noise to each part of a flat vector, in place.
 
-    The result is rounded to a grid of 2^-10 of the part's noise scale (a power of two): the low bits of a
+    The result is rounded to a grid of 2^-10 of the part's noise scale (a power of two), because the low bits of a
     floating-point sum would otherwise reveal the summand (see docs/decisions.md, section Floating point).
 
     Args:
@@ -99,7 +99,7 @@ def unit_noise(sizes: Sequence[int], streams: Sequence[torch.Generator]) -> Tens
 
 
 def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
-    """Add `scale` times given noise to a vector, in place, and round to the grid of the scale; see `add_noise_`."""
+    """Add `scale` times given noise to a vector, in place, and round to the grid of the scale (see `add_noise_`)."""
     if scale > 0:
         _round_to_grid_(piece.add_(noise.to(piece), alpha=scale), scale)
 

@@ -1,4 +1,4 @@
-"""Who adds the noise of a release, and what follows from it; only this module distinguishes the trust models.
+"""The party that adds the noise of a release, and its consequences. Only this module distinguishes the trust models.
 
 >>> [who.name for who in NOISED_BY.values() if not who.uploads_released]
 ['central']
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
     from fedlgm.run_noise import NoiseSource
 
 NEGLIGIBLE = 1e-15
-"""Probability with which an honest client's noise is longer than is counted with."""
+"""Probability with which an honest client's noise is longer than assumed."""
 
 NUMBERS = ("<f4", "<f8")
-"""Types of the numbers that a client hands over, unless its trust model says otherwise."""
+"""Types of the numbers in a client's answer, unless its trust model states others."""
 
 
 class NoisedBy:
-    """The server adds noise to the sum: a round costs one release of all clients together.
+    """The server adds noise to the sum, so a round costs one release of all clients together.
 
-    A further trust model is a subclass with its own answers, listed in `NOISED_BY`.
+    A further trust model is a subclass with its own methods, listed in `NOISED_BY`.
 
     Example:
         >>> NoisedBy().noises_in_sum(20.0), NoisedByClients().noises_in_sum(20.0)
         (1.0, 20.0)
 
     Attributes:
-        name: the trust model, as facts and recipes name it.
+        name: name of the trust model in facts and recipes.
         uploads_released: whether a client's upload is already a release, charged to the client.
-        alone: whether a single client's upload may be seen; if not, only a sum of several uploads.
-        relation: the neighbouring relation of whole clients that it is usually proven for.
+        alone: whether a single client's upload may be seen; if not, only a sum of several uploads may be seen.
+        relation: neighbouring relation of whole clients for which it is usually proven.
         numbers: types that the numbers of a real node's answer may have.
-        uncorrelated: why noise is not correlated over rounds; empty where it may be.
+        uncorrelated: reason why noise is not correlated over rounds; empty if it may be.
         observed_rounds: an untrusted server's view of a round; empty if the server is trusted.
         answers: status and reason of a node's guarantee for its answers.
     """
@@ -81,7 +81,7 @@ class NoisedBy:
         return SERVER
 
     def of(self, shares: Shares | None) -> NoisedBy:
-        """The same with a run's shares of the noise (ConfigError: needed, or not for this trust)."""
+        """The same party with a run's shares of the noise (ConfigError: they are missing, or not for this trust)."""
         if shares is not None:
             raise ConfigError(f"shares of the noise are for trust 'distributed', not {self.name!r}: leave them out")
         return self
@@ -93,11 +93,11 @@ class NoisedBy:
         """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
 
     def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
-        """The node's condition for sums with its peers that a run does not meet; empty if it meets all of them."""
+        """The node's condition for sums with its peers that a run does not meet; empty if it meets all conditions."""
         return ""
 
     def check_costs(self, name: str, costs: np.ndarray) -> None:
-        """Refuse a mechanism by the costs of its rounds (ConfigError), see `Mechanism.costs`."""
+        """Refuse a mechanism by the costs of its rounds (ConfigError; see `Mechanism.costs`)."""
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
         """Event of one release with Gaussian noise.
@@ -114,7 +114,7 @@ class NoisedBy:
         """Noise multiplier of a run.
 
         Args:
-            gaussian: the smallest one whose Gaussian noise meets the budget.
+            gaussian: the smallest multiplier whose Gaussian noise meets the budget.
             within: whether the events of a multiplier meet the budget.
         """
         return gaussian
@@ -134,22 +134,22 @@ class NoisedBy:
         return total.total
 
     def observed(self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend) -> Tensor:
-        """Copy of a contribution (or exact sum) [plan.size] with the noise that counts, for audits."""
+        """Copy of a contribution (or exact sum) [plan.size] with the noise that the guarantee counts, for audits."""
         from fedlgm.release import release
 
         return release(exact.clone(), plan, keys, round, self.party(0), backend)
 
     def planned(self, plan: ReleasePlan) -> dict[str, float]:
-        """Public figures of a plan that this trust adds, by name."""
+        """Public figures that this trust adds to a plan, by name."""
         return {}
 
     def readers_epsilon(self, facts: RunFacts, rounds: int) -> float | None:
-        """Epsilon, after some rounds, towards readers who see only released models; None if it is the general one."""
+        """Epsilon after some rounds against readers of released models; None if it equals the general epsilon."""
         return None
 
 
 class NoisedByClients(NoisedBy):
-    """Each client adds noise to its own contribution: participation is visible, so sampling amplifies nothing.
+    """Each client adds noise to its contribution. Participation is visible, so sampling amplifies nothing.
 
     Example:
         >>> NoisedByClients().party(3), NoisedBy().party(3) == SERVER
@@ -167,7 +167,7 @@ class NoisedByClients(NoisedBy):
     )
 
     def accounted_rate(self, sampling: Sampling) -> float:
-        """1."""
+        """The rate is 1."""
         return 1.0
 
     def noises_in_sum(self, contributors: float) -> float:
@@ -187,7 +187,7 @@ NOISED_BY: dict[str, NoisedBy] = {kind.name: kind for kind in (NoisedBy(), Noise
 
 
 def named(*, uploads_released: bool) -> str:
-    """The trust models in which clients upload releases, or the others, for messages.
+    """The trust models in which clients upload releases, or the other ones, for messages.
 
     Example:
         >>> named(uploads_released=False)
@@ -207,8 +207,7 @@ def hides_answers(trusts: Iterable[str]) -> bool:
 
 
 def weakest(trusts: Iterable[str]) -> NoisedBy:
-    """The kind with the weakest guarantee for answers among these trust models; each client's own noise if there is
-    none.
+    """The trust model with the weakest guarantee for answers among these; noise by each client if there are none.
 
     Example:
         >>> weakest({"local", "central"}).name
@@ -222,7 +221,7 @@ def get(trust: str, shares: Shares | None = None) -> NoisedBy:
     """The party that adds the noise under a trust model, with the run's shares if there are any.
 
     Raises:
-        ConfigError: an unknown trust model, or shares that do not fit.
+        ConfigError: the trust model is unknown, or the shares do not fit.
 
     Example:
         >>> get("local").relation
@@ -233,9 +232,10 @@ def get(trust: str, shares: Shares | None = None) -> NoisedBy:
 
 
 def largest_norm(part: Part, family: str) -> float:
-    """Norm that a client's noised part exceeds with probability at most 1e-15: bound, noise and grid together.
+    """Norm that a client's noised part exceeds with probability at most 1e-15, for bound, noise and grid together.
 
-    Gaussian: sqrt of the chi-square tail, l2. Laplace: tail of a sum of exponentials, l1.
+    For Gaussian noise this is the square root of the chi-square tail, in l2; for Laplace noise the tail of a sum of
+    exponentials, in l1.
 
     Example:
         >>> from fedlgm.plan import Part

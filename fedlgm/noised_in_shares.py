@@ -39,8 +39,8 @@ _TOLERANCE = 1 + 1e-6
 def least_threshold(nodes: int, colluders: int) -> int:
     """Smallest number of answers that two halves of a round's nodes cannot both reach.
 
-    Two sets of t of n nodes share at least 2 t - n nodes. If that exceeds the m colluders, an honest node is in both
-    sets, and it answers for one alone: 2 t > n + m.
+    Two sets of t of n nodes share at least 2 t - n nodes. If this exceeds the m colluders, an honest node is in both
+    sets, and it answers for only one: 2 t > n + m.
 
     Example:
         >>> least_threshold(10, 1), least_threshold(30, 3)
@@ -51,7 +51,7 @@ def least_threshold(nodes: int, colluders: int) -> int:
 
 @dataclass(frozen=True)
 class Shares:
-    """The nodes whose noise the guarantee relies on: `threshold` answer, `colluders` may be the server's.
+    """The nodes on whose noise the guarantee relies: `threshold` answer, and `colluders` may belong to the server.
 
     Example:
         >>> Shares(20, 3).honest
@@ -59,11 +59,11 @@ class Shares:
 
     Attributes:
         threshold: nodes t that must answer; with fewer the round is void.
-        colluders: nodes m that may pass what they know, their own noise included, to the server.
+        colluders: nodes m that may pass their knowledge, including their own noise, to the server.
         noise: law of the nodes' noise, "discrete-gaussian" or "skellam".
 
     Raises:
-        ConfigError: numbers outside their range, no more answers than colluders, or an unknown law.
+        ConfigError: a number is outside its range, there are no more answers than colluders, or the law is unknown.
     """
 
     threshold: int
@@ -86,7 +86,7 @@ class Shares:
         return integer_noise.get(self.noise)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form; the default law is left out, because noise is keyed by this text."""
+        """JSON form without the default law, because noise is keyed by this text."""
         record = asdict(self)
         if self.noise == integer_noise.DiscreteGaussian.name:
             del record["noise"]
@@ -101,7 +101,7 @@ class Shares:
         """Refuse a threshold that two halves of a round's nodes could both reach, or that they cannot reach at all.
 
         Raises:
-            ConfigError: a threshold below `least_threshold` or above n.
+            ConfigError: the threshold is below `least_threshold` or above n.
         """
         t, m = self.threshold, self.colluders
         least = least_threshold(asked, m)
@@ -116,7 +116,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class NoisedInShares(NoisedByClients):
-    """The nodes add the noise together. One node's message is not private; a sum of `Shares.threshold` or more is.
+    """The nodes add the noise together. A single message is not private; a sum of `Shares.threshold` or more is.
 
     Attributes:
         shares: the run's threshold and colluders; None for the trust model alone.
@@ -145,15 +145,15 @@ class NoisedInShares(NoisedByClients):
         return NoisedInShares(shares)
 
     def noises_in_sum(self, contributors: float) -> float:
-        """Every contributor's share."""
+        """The number of contributors, each of which adds a share."""
         return contributors / self._shares.honest
 
     def limit(self, part: Part, family: Family) -> float:
-        """Infinite: where sums are hidden, nobody sees how long a contribution is."""
+        """Infinite, because nobody sees the length of a contribution in a hidden sum."""
         return math.inf
 
     def check_facts(self, facts: RunFacts) -> None:
-        """A public number of nodes in every round, whole clients, and the accountant that has a bound."""
+        """Require a public number of nodes in every round, whole clients, and an accountant with a bound."""
         sampling = facts.sampling
         if facts.steps is not None:
             raise ConfigError(
@@ -187,7 +187,7 @@ class NoisedInShares(NoisedByClients):
             IntegerGrid.of(plan)
 
     def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
-        """Too many honest nodes are counted on, or the cohort is too small."""
+        """The problem if the run counts on too many honest nodes or its cohort is too small."""
         if self._shares.colluders < max_colluders:
             return (
                 f"noise that suffices against {self._shares.colluders} colluders; this node wants "
@@ -201,7 +201,7 @@ class NoisedInShares(NoisedByClients):
         return ""
 
     def check_costs(self, name: str, costs: np.ndarray) -> None:
-        """One multiplier for all rounds: the facts alone state the second epsilon."""
+        """Require one multiplier for all rounds, because the facts alone state the second epsilon."""
         if not np.allclose(costs, 1.0, rtol=1e-9, atol=0.0):
             raise ConfigError(
                 f"{name}: trust 'distributed' states the epsilon of readers for the same noise multiplier in every "
@@ -213,7 +213,7 @@ class NoisedInShares(NoisedByClients):
         return self._shares.law.event(multiplier)
 
     def calibrated(self, gaussian: float, within: Callable[[float], bool]) -> float:
-        """The Gaussian multiplier, or slightly more if the law of the shares costs more; to a relative 1e-6."""
+        """The Gaussian multiplier, or slightly more if the law of the shares costs more; relative accuracy 1e-6."""
         if within(gaussian):
             return gaussian
         low, high = gaussian, 2 * gaussian
@@ -247,7 +247,7 @@ class NoisedInShares(NoisedByClients):
         return self.opened(total)
 
     def planned(self, plan: ReleasePlan) -> dict[str, float]:
-        """Words, wrap-around, noise and the second epsilon."""
+        """Figures of words, wrap-around, noise and the second epsilon."""
         from fedlgm.integer import BITS, IntegerGrid
 
         grid = IntegerGrid.of(plan)
@@ -263,15 +263,15 @@ class NoisedInShares(NoisedByClients):
         }
 
     def readers_epsilon(self, facts: RunFacts, rounds: int) -> float:
-        """Epsilon towards readers of released models other than nodes, after some rounds.
+        """Epsilon after some rounds against readers of released models who are not nodes.
 
-        They do not see who took part, and the releases hold the noise of all nodes that answered, at least the
+        Such readers do not see who took part. The releases hold the noise of all nodes that answered, at least the
         threshold.
         """
         return _readers_epsilon(replace(facts, training=type(facts.training)()), rounds)
 
     def against(self, facts: RunFacts) -> str:
-        """Both epsilons' adversaries, with the second epsilon, so that it stands beside the first everywhere."""
+        """Adversaries of both epsilons, with the second epsilon, so that it is stated with the first everywhere."""
         said = f"against the server with {self._shares.colluders} colluding nodes{self._shares.law.words}"
         if facts.epsilon is None or facts.delta is None or not facts.noise_multiplier > 0:
             return said
@@ -309,7 +309,7 @@ def _readers_epsilon(facts: RunFacts, rounds: int) -> float:
 
 
 class IntegerShares:
-    """Draws a client's share: the client's bounded contribution becomes whole numbers with noise, kept in float64."""
+    """Draws a client's share: the bounded contribution becomes whole numbers with noise, kept in float64."""
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
         """The keys."""
@@ -321,7 +321,7 @@ class IntegerShares:
         """See `NoiseSource.add_`; drawn on the CPU by every backend.
 
         Raises:
-            ConfigError: a sum in single precision, which cannot hold 32-bit words.
+            ConfigError: the sum is in single precision, which cannot hold 32-bit words.
         """
         from fedlgm.integer import IntegerGrid
 

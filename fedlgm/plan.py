@@ -1,4 +1,4 @@
-"""One round's release, its bounds, its noise and its cost, in one frozen object.
+"""One round's release with its bounds, noise and cost, in one frozen object.
 
     plan  = mechanism.plan(layers, facts, transcript)    # pure: public configuration and past released outputs only
     total = sum of contributions within the plan's bounds # fedlgm.aggregation
@@ -41,7 +41,7 @@ class Part(NamedTuple):
     """A piece of the released vector: a layer or an auxiliary query.
 
     Attributes:
-        name: the layer's or the query's.
+        name: name of the layer or query.
         size: coordinates.
         clip: bound of one unit's contribution (l2, or l1 for Laplace noise).
         sigma: noise scale that one noising party adds (std, or Laplace scale b).
@@ -66,24 +66,24 @@ class ReleasePlan:
         layers: the model's layers.
         clip: bound s_j of one unit's contribution to each layer (l2, or l1 for Laplace noise), [K].
         sigma: noise that one noising party adds to each layer (std, or Laplace scale b), [K]; `inf` where not
-            released. Under central trust it is the noise of the SUM, under local trust each client's.
+            released. Under central trust it is the noise of the SUM, under local trust that of each client.
         facts: sampling, relation, trust and the other public facts of the run.
         guarantee: status of the privacy claim, in words.
         family: "gaussian" or "laplace".
-        released: which layers leave the clients; a layer that is not released is not uploaded, [K]. Default: layers
+        released: layers that leave the clients; a layer that is not released is not uploaded, [K]. Default: layers
             with finite noise.
         queries: auxiliary queries of the same release.
-        bounded_by: who bounds contributions: the sum ("aggregator": each client's update) or the trainer ("trainer":
-            each of its units, such as rows or examples). The sum refuses a mismatch.
+        bounded_by: the party that bounds contributions: the sum ("aggregator": each client's update) or the trainer
+            ("trainer": each of its units, such as rows or examples). The sum refuses a mismatch.
         claim: the charge that the method's authors would state for the round, if it differs from `event`.
         position: rounds before this one, in runs whose rounds are not charged one by one; see `Method.plan`.
         notes: public figures that explain the plan, by name, each [K]; they are logged and do not travel.
-        freezes: whether clients do not train layers that are not released. It changes only what they train, so the
+        freezes: whether clients do not train layers that are not released. This affects only the training, so the
             proof does not depend on it.
 
     Raises:
-        ConfigError: numbers outside their range, or of another shape.
-        PrivacyError: a guarantee that does not fit, or a release that costs more than its run allows.
+        ConfigError: a number is outside its range, or has another shape.
+        PrivacyError: the guarantee does not fit, or the release costs more than its run permits.
 
     Example:
         >>> layers, facts = LayerTable.from_sizes({"a": 4, "b": 1}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
@@ -180,7 +180,8 @@ class ReleasePlan:
     def effective_multiplier(self) -> float:
         """sigma_eff under add-or-remove-one, auxiliary queries included (Laplace: 1 / sum_j s_j / b_j).
 
-        Rounded down to nine digits, so that rounds which differ by rounding errors alone share one accounting event.
+        It is rounded down to nine digits, so that rounds which differ only by rounding errors share one accounting
+        event.
         """
         clip, sigma = np.array([p.clip for p in self.parts]), np.array([p.sigma for p in self.parts])
         if self.family == "gaussian":
@@ -193,14 +194,14 @@ class ReleasePlan:
     def event(self) -> dp_event.DpEvent:
         """The accounting event of one round (central trust) or of one participation (local trust), all its steps.
 
-        A plan that releases nothing is charged as a whole release: its absence follows from earlier releases, and
+        A plan that releases nothing is charged as a whole release. Its absence follows from earlier releases, and
         composition is proven only if the number of releases does not depend on them.
 
-        If rounds are not charged one by one, it is the amount that this round adds to the cost of the run so far; see
-        `privacy.whole_run`.
+        If rounds are not charged one by one, the event is the amount that this round adds to the cost of the run so
+        far (see `privacy.whole_run`).
 
         Raises:
-            PrivacyError: such a plan without its position.
+            PrivacyError: such a plan does not state its position.
         """
         return self.facts.process.event(self)
 
@@ -208,14 +209,14 @@ class ReleasePlan:
     def repeated_event(self) -> dp_event.DpEvent:
         """The accounting event of a repeated release of the same round, with new noise but the same participants.
 
-        Participants are drawn once for a round. Two releases of one draw are not two sampled
-        mechanisms: the first release reveals information about the draw, so the second one is not amplified.
+        Participants are drawn once for a round. Two releases of one draw are not two sampled mechanisms: the first
+        release reveals information about the draw, so the second one is not amplified.
         """
         return self.facts.process.repeated_event(self)
 
     @property
     def place(self) -> int:
-        """`position`, checked: the cost of a round of one mechanism depends on it.
+        """The checked `position`, on which the cost of a round depends if the run is one mechanism.
 
         Raises:
             PrivacyError: the plan does not state it, or the run has no such round.
@@ -240,7 +241,7 @@ class ReleasePlan:
     def shares(self) -> np.ndarray:
         """Budget share p_j of each layer (0 where not released), [K]; they and the queries' shares sum to 1.
 
-        All 0 for a release without noise or without values.
+        All shares are 0 for a release without noise or without values.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.released, self.clip / self.sigma, 0.0)
@@ -260,14 +261,15 @@ class ReleasePlan:
     def round_sigma(self) -> np.ndarray:
         """Scale of the noise that is added in this round, [K]: sigma, or sigma std(w_t) where it is correlated.
 
-        `sigma` is the scale of the independent z_t from which correlated noise w_t is computed; w_t is larger.
+        `sigma` is the scale of the independent z_t from which correlated noise w_t is computed. The scale of w_t is
+        larger.
         """
         run = None if self.facts.noise is None else self.facts.run
         return self.sigma if run is None else self.sigma * run.noise_std[self.place]
 
     @property
     def upload_sigma(self) -> np.ndarray:
-        """Noise scale of one noising party's contribution to the sum, [K]: that of the round, or of all local steps.
+        """Noise scale of one noising party's contribution to the sum, [K]: of the round, or of all its local steps.
 
         A step moves the client's model by lr / B times a noisy sum, so k of them leave lr sqrt(k) / B sigma.
         """
@@ -280,8 +282,8 @@ class ReleasePlan:
     def party_noise_norms(self) -> np.ndarray:
         """Root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not released.
 
-        That party is the server under central trust, each client under local trust. For local steps it is the total
-        noise of a round's steps in the client's update, for SGD without momentum.
+        The party is the server under central trust and each client under local trust. For local steps the figure is
+        the total noise of a round's steps in the client's update, for SGD without momentum.
         """
         per_coordinate = self.upload_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
         with np.errstate(invalid="ignore"):
@@ -354,10 +356,10 @@ class ReleasePlan:
     def from_json(layers: LayerTable, text: str) -> ReleasePlan:
         """Inverse of `to_json`; a plan for other layers is refused because its shapes differ.
 
-        Most rounds of a run send one text, so the same plan is returned for it: plans do not change.
+        Most rounds of a run send the same text, which gives the same plan object, since plans do not change.
 
         Raises:
-            ConfigError, PrivacyError: not a plan, or an inconsistent one.
+            ConfigError, PrivacyError: the text is no plan, or an inconsistent one.
         """
         try:
             raw = json.loads(text)
@@ -393,9 +395,9 @@ def _equal(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class UnprotectedPlan(ReleasePlan):
-    """A release that is not private: a published rule that is unsound, or no privacy at all.
+    """A release that is not private, by an unsound published rule or without any protection.
 
-    For any noise its event is `NonPrivateDpEvent`; its guarantee must be "none" and say why.
+    For any noise its event is `NonPrivateDpEvent`. Its guarantee must be "none" and give the reason.
 
     Example:
         >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
@@ -411,7 +413,7 @@ class UnprotectedPlan(ReleasePlan):
 
     @property
     def event(self) -> dp_event.DpEvent:
-        """A release that no budget covers."""
+        """The event of a release that no budget covers."""
         return privacy.events.gaussian_event(0.0)
 
     repeated_event = event

@@ -1,7 +1,7 @@
-"""How a run's rounds are charged: one by one, or as parts of one mechanism.
+"""The rule by which a run's rounds are charged: one by one, or as parts of one mechanism.
 
-How noise is drawn is another question (`fedlgm.run_noise`): independent noise under cyclic sampling is drawn round by
-round, and charged as one mechanism.
+`fedlgm.run_noise` determines separately how noise is drawn. For example, independent noise under cyclic sampling is
+drawn round by round, and charged as one mechanism.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Process:
         return None
 
     def needs(self, unit: Unit) -> str:
-        """Further conditions of the guarantee, beside bounds and noise; empty if there are none."""
+        """Further conditions of the guarantee, in addition to bounds and noise; empty if there are none."""
         if self.facts.accounted_rate == 1:
             return ""
         return _SECRET.get("step" if self.facts.steps else unit, "who takes part in a round stays secret")
 
     def check_mechanism(self, mechanism: Mechanism, layers: LayerTable) -> None:
-        """Refuse a mechanism whose rounds cannot be charged this way; see `Mechanism.check_run`."""
+        """Refuse a mechanism whose rounds cannot be charged this way (see `Mechanism.check_run`)."""
         facts = self.facts
         facts.noised_by.check_costs(mechanism.name, mechanism.costs(layers, facts.rounds))
 
@@ -77,7 +77,7 @@ class Process:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
 
     def charged(self, plan: ReleasePlan, before: Callable[[], int]) -> bool:
-        """Whether a round is charged after `before()` charged ones; an empty round is free before the first release."""
+        """Whether a round is charged after `before()` charged ones; an empty one is free before the first release."""
         return plan.size > 0 or before() > 0
 
     def position(self, rounds: int) -> int | None:
@@ -120,7 +120,7 @@ class Process:
     def events(
         self, plan: ReleasePlan, multipliers: np.ndarray, sampled: bool = True
     ) -> list[tuple[dp_event.DpEvent, int]]:
-        """Events of rounds like `plan` with these effective multipliers, with the number of rounds of each.
+        """Events of rounds like `plan` with these effective multipliers, and the number of rounds of each event.
 
         Args:
             plan: plan of one of the rounds.
@@ -158,7 +158,7 @@ class OneMechanism(Process):
         return privacy.whole_run.whole_run(self.facts)
 
     def needs(self, unit: Unit) -> str:
-        """How participation is restricted."""
+        """The restriction of participation."""
         return _PARTICIPATION[self.facts.accounted_rate < 1].format(b=self.facts.sampling.separation)
 
     def check_mechanism(self, mechanism: Mechanism, layers: LayerTable) -> None:
@@ -175,7 +175,7 @@ class OneMechanism(Process):
             )
 
     def check(self, plan: ReleasePlan) -> None:
-        """Require Gaussian noise, at least as much as the run was calibrated for."""
+        """Require Gaussian noise of at least the calibrated level."""
         if plan.family != "gaussian":
             raise PrivacyError(f"noise of a whole run is accounted for as Gaussian: the plan has {plan.family} noise")
         if plan.effective_multiplier < self.facts.least_multiplier:
@@ -185,7 +185,7 @@ class OneMechanism(Process):
             )
 
     def charged(self, plan: ReleasePlan, before: Callable[[], int]) -> bool:
-        """Always: the run's cost is that of all its rounds."""
+        """Always true, because the run's cost is that of all its rounds."""
         return True
 
     def position(self, rounds: int) -> int:

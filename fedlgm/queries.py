@@ -1,9 +1,9 @@
 """Auxiliary queries: small vectors that are computed from layer norms and released with the layers.
 
-A query is one object that holds its name, its size, the l2 bound of one unit's contribution, how that contribution is
-computed and how a released mean is read. A plan adds only the noise, so it cannot state a bound that the query does not
-keep; contributions are also clipped to the bound before they are added to a sum. The unit is that of the layers'
-bounds: a client or, where the trainer bounds them, an example.
+A query is one object that holds its name, its size, the l2 bound of one unit's contribution, the encoding of this
+contribution and the decoding of a released mean. A plan adds only the noise, so it cannot state a bound that the query
+does not keep. Contributions are also clipped to the bound before they are added to a sum. The unit is that of the
+layers' bounds: a client or, if the trainer bounds examples, an example.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AuxiliaryQuery(ABC):
 
     @property
     def size(self) -> int:
-        """Number of coordinates; one per layer unless a query says otherwise."""
+        """Number of coordinates, which is one per layer unless a query overrides it."""
         return len(self.sizes)
 
     @property
@@ -107,11 +107,11 @@ class NoisyQuery:
     """A query and the noise of its release.
 
     Attributes:
-        query: what is released.
+        query: the released query.
         sigma: noise std of the sum (of each client's contribution under local trust).
 
     Raises:
-        ConfigError: negative noise.
+        ConfigError: the noise is negative.
 
     Example:
         >>> noisy = NoisyQuery(BelowBound((5, 2)), sigma=2.0)
@@ -130,7 +130,7 @@ class NoisyQuery:
 def beside_layers(
     kind: type[AuxiliaryQuery], layers: LayerTable, multiplier: float, share: float
 ) -> tuple[tuple[NoisyQuery], float]:
-    """A query that takes a share of a release's budget, and the noise multiplier that is left for the layers.
+    """A query that takes a share of a release's budget, and the remaining noise multiplier for the layers.
 
     Args:
         kind: the query.
@@ -162,7 +162,7 @@ class _LayerBits(AuxiliaryQuery):
 
 @dataclass(frozen=True)
 class BelowBound(_LayerBits):
-    """Which of a client's layers stay within their bounds.
+    """Bits for the layers in which a client stays within its bounds.
 
     Source: Andrew et al. 2021, "Differentially private learning with adaptive clipping", per layer.
 
@@ -183,7 +183,7 @@ class BelowBound(_LayerBits):
 
 @dataclass(frozen=True)
 class BelowShare(_LayerBits):
-    """Layers whose share of a client's norm is at most their bound's share of all bounds.
+    """Bits for the layers whose share of a client's norm is at most their bound's share of all bounds.
 
     Unlike `BelowBound` it still distinguishes layers when every layer is longer than its bound.
 
@@ -201,7 +201,7 @@ class BelowShare(_LayerBits):
 
 @dataclass(frozen=True)
 class LayerVote(AuxiliaryQuery):
-    """A client's vote for a quarter of the layers, those of its longest parts: k ones, k = K / 4 rounded up.
+    """A client's vote for the quarter of the layers in which its update is longest: k ones, k = K / 4 rounded up.
 
     Source: private choice of layers as in DP-SAPF (arXiv 2605.30312), with a client as the voter.
 
@@ -224,7 +224,7 @@ class LayerVote(AuxiliaryQuery):
         return math.sqrt(self.votes)
 
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """See `AuxiliaryQuery.encode`; equal norms are taken in the layers' order, and a row of zeros has no vote."""
+        """See `AuxiliaryQuery.encode`. Equal norms are taken in the layers' order, and a row of zeros has no vote."""
         order = torch.sort(norms, dim=1, descending=True, stable=True).indices[:, : self.votes]
         cast = norms.isfinite().all(dim=1, keepdim=True) & (norms > 0)
         return torch.zeros_like(norms).scatter_(1, order, 1.0) * cast
@@ -236,7 +236,7 @@ class LayerVote(AuxiliaryQuery):
 
 @dataclass(frozen=True)
 class LayerStrength(AuxiliaryQuery):
-    """Each layer's share of a gradient's norm, (||g_l|| / ||g||)_l: every vector has norm 1 or 0.
+    """Each layer's share of a gradient's norm, (||g_l|| / ||g||)_l, a vector of norm 1 or 0.
 
     The ratio ||g_l|| / min(C, ||g||), which Algorithm 1 of the LM-DP-SGD paper averages over a batch, is unbounded
     for clipped gradients. This query equals it for all other gradients, and its bound needs no clipping.
@@ -263,7 +263,7 @@ class LayerStrength(AuxiliaryQuery):
 
 
 def layer_directions(norms: Tensor) -> Tensor:
-    """Rows of layer norms [n, K] as unit vectors; 0 where all are 0 or one is not finite.
+    """Rows of layer norms [n, K] as unit vectors; 0 where all norms are 0 or one is not finite.
 
     >>> layer_directions(torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, math.nan]])).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0], [0.0, 0.0]]
@@ -284,7 +284,7 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
     """Register a user's query under its name for the clients of a run; usable as a class decorator.
 
     Raises:
-        ConfigError: another query has the name already.
+        ConfigError: another query already has the name.
 
     Example:
         >>> register(BelowBound) is BelowBound  # the same class again is no conflict
@@ -295,10 +295,10 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
 
 
 def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
-    """Refuse a query that clients, who make it from its name, would take for another one.
+    """Refuse a query that clients, who make it from its name, would confuse with another one.
 
     Raises:
-        PrivacyError: the query's name belongs to another query, or it has other sizes or options than the registered.
+        PrivacyError: the name belongs to another query, or sizes or options differ from those of the registered one.
     """
     if query.name in _KINDS and named(query.name, sizes) != query:
         raise PrivacyError(
@@ -311,7 +311,7 @@ def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
     """The query `name` over layers of these sizes.
 
     Raises:
-        ConfigError: no such query.
+        ConfigError: there is no such query.
 
     Example:
         >>> named("below-bound", [5, 2, 7, 1]).bound

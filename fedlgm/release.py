@@ -1,4 +1,4 @@
-"""Adds the plan's noise to bounded sums; nothing else in the library draws noise for a release."""
+"""Adds the plan's noise to bounded sums. No other module draws noise for a release."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["SERVER", "Noising", "fingerprint", "local_release", "release"]
 
 @dataclass(frozen=True, eq=False)
 class Noising:
-    """The noise of one release, bound to the sum that it protects: named before the charge, added after it.
+    """The noise of one release for the sum that it protects, named before the charge and added after it.
 
-    A secret ring is never used directly. The noise depends on the sum: if a round is repeated with other contributions,
-    its noise differs, and the difference of the two releases is not the difference of the contributions. It depends
-    on the plan, because the same sum with the same draws at two scales would reveal both, and on the run's earlier
-    noise if noise is correlated over rounds. The same sum under the same plan gets the same noise, so repeating a
-    release reveals nothing new. The ring of a public seed is used directly: anyone who knows the seed can draw its
-    noise.
+    A secret ring is never used directly. The noise depends on the sum: if a round is repeated with other
+    contributions, its noise differs, and the difference of the two releases is not the difference of the
+    contributions. The noise also depends on the plan, because the same sum with the same draws at two scales would
+    reveal both, and, if noise is correlated over rounds, on the run's earlier noise. The same sum under the same plan
+    gets the same noise, so repeating a release reveals nothing new. The ring of a public seed is used directly,
+    because anyone who knows the seed can draw its noise.
 
     Attributes:
         total: the sum, [plan.size]; unchanged until `add_`.
@@ -39,7 +39,7 @@ class Noising:
         round: round number, from 1.
         party: see `release`.
         backend: see `release`.
-        source: draws it.
+        source: source of the noise.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
@@ -70,10 +70,10 @@ class Noising:
         backend: NoiseBackend = "cpu",
         run_noise: RunNoise | None = None,
     ) -> Noising:
-        """The noise of this sum; arguments as for `release`.
+        """The noise of this sum; the arguments are those of `release`.
 
         Raises:
-            PrivacyError: correlated noise whose past is not given, or a plan whose noise is added in shares.
+            PrivacyError: the past of correlated noise is not given, or the plan's noise is added in shares.
             RunError: the past of correlated noise is not known.
         """
         if not plan.facts.noised_by.alone:
@@ -104,24 +104,24 @@ def release(
     """Add the plan's noise to a bounded sum, in place. Charge the ledger with `plan.event` BEFORE calling this.
 
     Args:
-        total: sum of bounded contributions (central trust) or one client's own (local trust), [plan.size] float64 (or
-            float32, if the sum is exact in it).
+        total: sum of bounded contributions (central trust) or one client's contribution (local trust), [plan.size]
+            float64 (or float32, if the sum is exact in it).
         plan: the round's plan.
         keys: key ring of the noising party. The noise of a secret ring also depends on the sum and the plan (see
             `Noising`), so two different sums never share noise.
         round: round number, from 1.
         party: `SERVER`, or the client's number under local trust.
         backend: the generator: "cpu" (Mersenne Twister streams; `total` must be on the CPU), or the kernels' Philox in
-            "torch" or "triton" on the device of `total`. The distribution is the same; the bits differ.
+            "torch" or "triton" on the device of `total`. The distribution is the same, but the bits differ.
         run_noise: the noise of the run so far, if the plan's noise is correlated over rounds.
 
     Returns:
         `total`, now safe to publish under `plan.guarantee`.
 
     Raises:
-        ConfigError: a backend that does not run on the device of `total`.
-        PrivacyError: a noise scale that the kernels cannot represent, or correlated noise whose past is not given or
-            does not fit.
+        ConfigError: the backend does not run on the device of `total`.
+        PrivacyError: the kernels cannot represent a noise scale, or the past of correlated noise is not given or does
+            not fit.
         RunError: the past of correlated noise cannot be drawn again.
 
     Example:
@@ -146,24 +146,24 @@ def local_release(
 ) -> tuple[BoundedSum, str]:
     """One client's release under local trust: its bounded update plus the client's own noise.
 
-    The noise depends on the bounded contribution. If the client's data have changed, the same request gets new noise, a
-    new name and a new charge; if they have not, it gets the same bits.
+    The noise depends on the bounded contribution. If the client's data have changed, the same request gets new noise,
+    a new name and a new charge. Otherwise it gets the same bits.
 
     Args:
         updates: [1, D]; None for a client without data, which releases only noise.
         plan: bounds and noise for this client.
-        keys: the client's secret ring, derived from everything but the data that the release depends on.
+        keys: the client's secret ring, derived from everything that determines the release except the data.
         round: round number, from 1.
         client: the client's number.
         backend: see `release`.
-        device: where updates are bounded.
+        device: device on which updates are bounded.
 
     Returns:
-        The noisy sum of one, and the name of its noise for the client's record of releases.
+        The client's noisy contribution, and the name of its noise for the client's record of releases.
 
     Raises:
-        ConfigError: a backend that does not run on the device of the sum.
-        PrivacyError: a noise scale that the kernels cannot represent, or updates that the plan cannot bound.
+        ConfigError: the backend does not run on the device of the sum.
+        PrivacyError: the kernels cannot represent a noise scale, or the plan cannot bound the updates.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
@@ -190,7 +190,7 @@ def local_release(
 
 
 def fingerprint(keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBackend = "cpu") -> str:
-    """Public name of a release's noise key, for the ledger: equal names mean equal noise; arguments as for `release`.
+    """Public name of a release's noise key, for the ledger; equal names mean equal noise. Arguments as for `release`.
 
     Example:
         >>> keys = KeyRing.from_seed(1)

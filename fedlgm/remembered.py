@@ -1,9 +1,8 @@
-"""Results that take seconds to compute, kept on disk between runs; the key is everything that they depend on.
+"""Results that take seconds to compute, kept on disk between runs under a key of everything that determines them.
 
-They are kept in `$FEDLGM_CACHE` (~/.cache/fedlgm/computed when it is not set; "0" keeps nothing), readable by their
-owner
-alone. A file is a shortcut, never evidence: its reader checks the content like untrusted input. Damaged files and
-folders that cannot be written are ignored.
+The folder is `$FEDLGM_CACHE` (~/.cache/fedlgm/computed if it is not set; "0" keeps nothing), and only its owner can
+read it. A file only saves time and is never evidence: its reader checks the content like untrusted input. Damaged
+files and folders that cannot be written are ignored.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def load(kind: str, inputs: Mapping[str, Any]) -> bytes | None:
 
     Args:
         kind: name of the computation.
-        inputs: everything that the result depends on, as JSON values.
+        inputs: everything that determines the result, as JSON values.
 
     Example:
         >>> load("an example", {"x": 1}) is None
@@ -67,7 +66,7 @@ def load(kind: str, inputs: Mapping[str, Any]) -> bytes | None:
 
 
 def save(kind: str, inputs: Mapping[str, Any], content: bytes) -> None:
-    """Keep a result; the oldest is dropped if there are too many. Arguments as for `load`."""
+    """Keep a result, and drop the oldest if there are too many. The arguments are those of `load`."""
     place = _place(kind, inputs)
     if place is None:
         return

@@ -1,4 +1,4 @@
-"""Users' functions of rows, called with one row at a time, so that no row can change what another one gives."""
+"""Users' functions of rows, called with one row at a time, so that no row can change the value of another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 def rows_apart(owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, what: str) -> Tensor:
     """Values of a user's object for each row [1, ...] alone, as one tensor.
 
-    Copies of the object are called, so nothing that it remembers reaches the rows of another call.
+    The calls use copies of the object, so nothing that it remembers reaches the rows of another call.
 
     Args:
         owner: the object.
@@ -28,7 +28,7 @@ def rows_apart(owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, 
 
     Raises:
         ConfigError: the object cannot be copied.
-        PrivacyError: its value for a row follows from rows that it has seen before.
+        PrivacyError: its value for a row depends on rows that it has seen before.
 
     Example:
         >>> rows_apart(2.0, lambda two, row: two * (row - row.mean(dim=0)), torch.tensor([[1.0], [5.0]]), "scaling")

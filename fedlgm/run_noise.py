@@ -1,8 +1,8 @@
-"""How a release's noise is drawn: independently, or correlated with the noise of all rounds so far.
+"""The draw of a release's noise: independent, or correlated with the noise of all rounds so far.
 
 Correlated noise of round t is w_t, row t of C^-1 z, with z_r independent and drawn by the ring of round r. The rings
-of the rounds so far are therefore the whole state: a resumed run draws the same bits as an uninterrupted one. Rings
-and releases together reveal the sums: the rings must stay as secret as the sums themselves.
+of the rounds so far are therefore the whole state, and a resumed run draws the same bits as an uninterrupted one.
+Rings and releases together reveal the sums, so the rings must stay as secret as the sums.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NoiseSource(Protocol):
     def add_(
         self, total: Tensor, plan: ReleasePlan, ring: KeyRing, round: int, party: int, backend: NoiseBackend
     ) -> Tensor:
-        """Add a release's noise to its sum, in place; arguments as for `fedlgm.release.Noising`.
+        """Add a release's noise to its sum, in place; the arguments are those of `fedlgm.release.Noising`.
 
         Raises:
             ConfigError, PrivacyError, RunError: as for `fedlgm.release.release`.
@@ -86,7 +86,7 @@ def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource:
     """The source of a plan's noise.
 
     Raises:
-        PrivacyError: correlated noise whose past is not given.
+        PrivacyError: the past of correlated noise is not given.
     """
     if plan.facts.noise is None:
         return plan.facts.noised_by.source()
@@ -97,11 +97,11 @@ def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource:
 
 @dataclass(frozen=True)
 class Draw:
-    """How the independent noise of a round is drawn.
+    """The draw of a round's independent noise.
 
     Attributes:
         of: (ring, round) -> z of that round, N(0, 1), float64 [size]; equal arguments give equal bits.
-        device: where it is drawn.
+        device: device of the draw.
 
     Example:
         >>> from fedlgm.keys import Purpose
@@ -122,9 +122,10 @@ class Draw:
 
 
 class NoiseRings:
-    """The secret ring of each round's noise, in memory; a run that must survive its process keeps them in a file.
+    """The secret ring of each round's noise, in memory. A run that must survive its process keeps the rings in a file.
 
-    A round that is released again with other noise replaces its ring: later noise depends on the last release.
+    If a round is released again with other noise, its ring is replaced, because later noise depends on the last
+    release.
 
     Example:
         >>> rings = NoiseRings()
@@ -155,7 +156,7 @@ class NoiseRings:
         return [self._rings[round] for round in range(1, rounds + 1)]
 
     def digest(self, rounds: int) -> str:
-        """Hash of the rings of the rounds 1 to `rounds`, hexadecimal; it reveals nothing about them.
+        """Hash of the rings of the rounds 1 to `rounds`, in hexadecimal, which reveals nothing about them.
 
         Raises:
             RunError: a ring is unknown.
@@ -170,7 +171,7 @@ class RunNoise:
     """Draws a run's correlated noise round by round; starting at a later round, it draws the earlier noise again.
 
     Args:
-        rings: where secret rings are kept; the ring of a public seed is the same in every round.
+        rings: store of the secret rings; the ring of a public seed is the same in every round.
 
     Example:
         >>> from fedlgm import correlation
@@ -189,10 +190,10 @@ class RunNoise:
         self._done = 0
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The run's ring for a round's noise; a secret ring gives a different one for every different past.
+        """The run's ring for a round's noise. A secret ring gives a different one for every different past.
 
-        The same sum after different earlier releases is a different release: with the same z, the difference of the two
-        would reveal that of the earlier sums without noise.
+        The same sum after different earlier releases is a different release. With the same z, the difference of the
+        two would reveal the difference of the earlier sums without noise.
 
         Raises:
             RunError: the ring of an earlier round is not known.
@@ -200,14 +201,14 @@ class RunNoise:
         return keys.derive(b"after", self._rings.digest(round - 1).encode()) if keys.secret else keys
 
     def next(self, noise: Correlation, size: int, round: int, ring: KeyRing, draw: Draw) -> Tensor:
-        """Noise w_t of a round for z of standard deviation 1, float64 [size]; keeps the ring first.
+        """Noise w_t of a round for z of standard deviation 1, float64 [size]. The ring is kept first.
 
         Args:
             noise: C of the run.
             size: numbers drawn in every round.
-            round: from 1.
+            round: number of the round, from 1.
             ring: ring of this round's z.
-            draw: draws the z of a round.
+            draw: draw of a round's z.
 
         Raises:
             PrivacyError: C or size differs from that of earlier rounds, or C has no such round.
@@ -227,12 +228,12 @@ class RunNoise:
         return w
 
     def skip(self, round: int, ring: KeyRing) -> None:
-        """Skip a round that releases nothing; its noise is drawn when a later round depends on it.
+        """Skip a round that releases nothing. Its noise is drawn when a later round depends on it.
 
-        The size of other rounds is unknown here, for example in a round without queries.
+        The size of other rounds is unknown at this point, for example in a round without queries.
 
         Args:
-            round: from 1.
+            round: number of the round, from 1.
             ring: ring of this round's z.
 
         Raises:
@@ -249,8 +250,8 @@ class RunNoise:
     ) -> Tensor:
         """Add sigma_j w_t to every part; see `NoiseSource.add_`.
 
-        z is drawn in every round for all layers and queries, released or not: a layer's noise continues while the layer
-        is not released.
+        z is drawn in every round for all layers and queries, released or not, because a layer's noise continues while
+        the layer is not released.
         """
         noise = plan.facts.noise
         if noise is None or plan.position != round - 1:
@@ -310,7 +311,7 @@ def _stream(client: int) -> int:
 
 
 def kernel_scale(sigma: list[float]) -> Tensor:
-    """Noise scales as float32, never below what the plan says."""
+    """Noise scales as float32, never below the plan's scales."""
     exact = np.array(sigma)
     if (exact[exact > 0] < 2.0**-100).any() or (exact > 2.0**100).any():
         raise PrivacyError(f"the kernels draw noise of scale 0 or in [2^-100, 2^100], got {exact.tolist()}")

@@ -1,4 +1,4 @@
-"""Combinations of settings that a run refuses, stated once: facts name the argument, recipes the key.
+"""Combinations of settings that a run refuses, stated once. Facts name the argument, recipes the key.
 
 >>> from fedlgm.noised_by import NOISED_BY
 >>> run = Settings("fixed", 0.5, "add-remove", NOISED_BY["central"])
@@ -28,8 +28,8 @@ class Settings(NamedTuple):
         scheme: sampling scheme.
         rate: sampling rate.
         relation: neighbouring relation.
-        noised_by: who adds the noise.
-        noise: how it is correlated over rounds, as the settings name it; empty for independent noise.
+        noised_by: party that adds the noise.
+        noise: correlation over rounds, as the settings name it; empty for independent noise.
         steps: whether clients make example-level steps.
     """
 
@@ -51,8 +51,9 @@ class Rule(NamedTuple):
         True
 
     Attributes:
-        broken: whether settings have it.
-        right: what would be right; {relation}, {trust}, {sampling} stand for the settings' names, {who} for the trust.
+        broken: function that says whether settings have the combination.
+        right: the right setting; {relation}, {trust} and {sampling} stand for the settings' names, {who} for the
+            trust.
     """
 
     broken: Callable[[Settings], bool]
@@ -106,7 +107,7 @@ def check(run: Settings, names: Mapping[str, str]) -> None:
         names: the caller's names of "relation", "trust" and "sampling"; default: these.
 
     Raises:
-        ConfigError: the first rule that is broken, with the remedy.
+        ConfigError: a rule is broken; the message gives the first one with its remedy.
     """
     for rule in RULES:
         if rule.broken(run):

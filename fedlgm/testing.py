@@ -1,4 +1,4 @@
-"""Checks for users' objects, to be called from a test.
+"""Checks for users' objects, for use in tests.
 
     from fedlgm.testing import check_data, check_mechanism, check_model, check_task
 
@@ -48,12 +48,13 @@ _JUMPS = 0.1  # where rounding moves an activation across zero a gradient jumps:
 
 
 def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -> DataSet:
-    """Check a data set: lengths, shapes, types, finite values, targets that suit the task, clients.
+    """Check a data set's lengths, shapes, types, finite values, targets for the task, and clients.
 
     Args:
-        data: any argument of `fedlgm.data.load`; it must give the same arrays every time, so that runs can be resumed.
+        data: any argument of `fedlgm.data.load`; it must return the same arrays every time, so that runs can be
+            resumed.
         task: any argument of `fedlgm.tasks.get`.
-        allow_empty: whether clients may be without examples. A run skips them, but they count as clients.
+        allow_empty: whether clients may lack examples. A run skips them, but they count as clients.
 
     Returns:
         The set, with targets of the task's type.
@@ -78,13 +79,13 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
     """Check a mechanism: pure plans, bounds, an event that covers the noise, the budget, and serialisation of plans.
 
     Plans are made for the first and for later rounds, with artificial past releases; the cost of a round must not
-    depend on them. The check measures how far a client moves the sum and ignores the mechanism's own statements.
+    depend on these. The check measures how far a client moves the sum and ignores the mechanism's statements.
 
     Args:
         mechanism: the mechanism.
         layers: layers of a model; by default four, from 1 to 300 coordinates.
-        facts: the run's facts, with a budget; by default central trust, epsilon 8 at 1e-5 over 6 rounds in
-            which every client takes part (accounted for in closed form).
+        facts: the run's facts, with a budget; by default central trust and epsilon 8 at 1e-5 over 6 rounds in which
+            every client takes part (accounted for in closed form).
 
     Raises:
         FedlgmError: the contract is violated.
@@ -207,7 +208,7 @@ def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
 
 
 def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
-    """Check a task on a batch: one loss per example that no other example changes, their mean, gradients, metrics.
+    """Check a task on a batch: a loss per example that no other example changes, their mean, gradients and metrics.
 
     Args:
         task: any argument of `fedlgm.tasks.get`.

@@ -1,4 +1,4 @@
-"""Past releases: the only input of an adaptive plan besides public configuration."""
+"""Past releases, the only input of an adaptive plan in addition to public configuration."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A trial of a model and a task on a few examples: before anything of a run is written, and before the first release.
+"""A trial of a model and a task on a few examples, before a run writes anything and before its first release.
 
-A sum of clipped gradients is private only if an example's gradient is a function of that example alone. The trial looks
-for violations: state, random draws, and examples that influence each other in the forward or backward pass.
+A sum of clipped gradients is private only if an example's gradient is a function of that example alone. The trial
+searches for violations: state, random draws, and examples that influence each other in the forward or backward pass.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from fedlgm.layers import LayerTable
 from fedlgm.tasks.base import Task, require_separate_losses, require_sums
 
 TRIED = 4
-"""Examples that a trial looks at."""
+"""Number of examples in a trial."""
 _BATCH = 32
-"""Examples of a trial's batch, in which they are repeated, to show dependences that small batches do not show."""
+"""Size of a trial's batch, in which the examples are repeated, to show dependences that small batches do not show."""
 _TOLERANCE = 1e-2
-"""Difference that rounding can make, of a gradient's length: a unit near its kink may fall on its other side. What
-batches do to gradients is far above it."""
+"""Difference that rounding can make, relative to a gradient's length, since a unit near its kink may change sides.
+Batches that influence gradients change them far more."""
 _LARGEST = 1e4
-"""Values of examples beyond this are tried as 0, so that no example stops the run of a correct model."""
+"""Limit of examples' values; a trial replaces larger ones with 0, so that none stops the run of a correct model."""
 _LEAST = 2.0**-30
-"""Gradients shorter than this are not compared: they are rounding errors of what cancels."""
+"""Gradients shorter than this are not compared, because they are rounding errors of terms that cancel."""
 _RELATIVE, _ABSOLUTE = 0.3, 0.1
-"""Size of a perturbation, of a parameter's root mean square, and at least: weights that begin at zero leave it."""
+"""Perturbation relative to a parameter's root mean square, and its least size, for weights that begin at zero."""
 
 
 def try_clients(
@@ -51,7 +51,7 @@ def try_clients(
 
     Args:
         module: the initial model.
-        updates: gives the updates [D] of two clients that hold the same examples and draw the same random numbers.
+        updates: function that returns the updates [D] of two clients with the same examples and random numbers.
         task: its task.
         x: inputs of a few public examples [n, ...].
         y: their targets [n, ...].

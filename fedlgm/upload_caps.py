@@ -1,8 +1,8 @@
-"""The largest allowed upload of a client if examples are bounded: a public function of the plan.
+"""The largest permitted upload of a client if examples are bounded, as a public function of the plan.
 
 If the sum bounds whole updates, a client's bound is the plan's. If a trainer bounds examples, a client adds up all of
-its examples, and an upload of any size would count. The cap limits an upload to what bounds, noise and a step's
-expected examples allow. Clients keep to the cap by clipping after the noise, which costs no privacy, and a server
+its examples, and an upload of any size would count. The cap limits an upload to the size that bounds, noise and a
+step's expected examples permit. Clients keep the cap by clipping after the noise, which costs no privacy, and a server
 counts larger uploads as zero.
 """
 
@@ -38,8 +38,8 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
     """Largest l2 norm of each released part of one client's upload, [parts], under a plan that bounds examples.
 
     A step adds up at most as many examples as a Poisson batch of the expected size holds (except with probability
-    1e-15), each within its bound. Under local trust SGD moves a client by lr / B times k such sums and their noise, by
-    more with momentum; Adam moves no coordinate by more than 7.3 lr per step.
+    1e-15), each within its bound. Under local trust SGD moves a client by lr / B times k such sums and their noise,
+    and by more with momentum. Adam moves no coordinate by more than 7.3 lr per step.
 
     Args:
         plan: a plan with `bounded_by` "trainer".

@@ -1,7 +1,7 @@
 """Names inside the messages between strategy and clients.
 
-A train message carries the global model, the round's plan and a block of clients; its reply carries the sum of the
-block's bounded contributions. Nothing else about a client's data leaves it.
+A train message carries the global model, the round's plan and a block of clients. Its reply carries the sum of the
+block's bounded contributions and no other information about a client's data.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PREFIX = 10  # bytes of a header of the .npy format, version 1, up to the text 
 
 
 def fields(values: np.ndarray) -> dict[str, Any]:
-    """The fields of Flower's `Array` for `values`: as from `Array(values)`, with one copy instead of three."""
+    """The fields of Flower's `Array` for `values`, as from `Array(values)`, with one copy instead of three."""
     return {"dtype": str(values.dtype), "shape": values.shape, "stype": "numpy.ndarray", "data": npy(values)}
 
 
@@ -90,7 +90,7 @@ def _described(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def in_a_simulation(population: int) -> str:
-    """The end of a message about too few nodes: what `flwr run` takes, whose simulation has two nodes by default.
+    """The end of a message about too few nodes: the option of `flwr run`, whose simulations have two nodes by default.
 
     >>> in_a_simulation(20)
     '; in a simulation: --federation-config num-supernodes=20, ...'

@@ -1,4 +1,4 @@
-"""Everything that launches: recipes, engines, the Flower app, the command line and reports.
+"""Everything that starts a run: recipes, engines, the Flower app, the command line and reports.
 
 >>> import simulations
 >>> "simulate" in simulations.__all__, "standardise" in simulations.__all__

@@ -1,4 +1,4 @@
-"""Simulations from Python: one call, and one result with a notebook view."""
+"""Simulations from Python, with one call and one result that has a notebook view."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ load_recipe = recipes.load
 """Read a recipe: `simulations.config.recipe.load`."""
 
 _KEYS = {"noise": "privacy.noise", "partition": "data.partition", "server_optimizer": "federation.server_optimizer"}
-"""Keys of a recipe for arguments that have no separate section."""
+"""Keys of a recipe for arguments without a section."""
 _LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
 
 
 class RunResult(Figures):
-    """A finished run: summary as a mapping, figures as attributes, model and history.
+    """A finished run, with its summary as a mapping, figures as attributes, model and history.
 
     Example:
         >>> import simulations, tempfile
@@ -62,7 +62,7 @@ class RunResult(Figures):
 
     @property
     def epsilon(self) -> float:
-        """Proven epsilon at the recipe's delta; infinite for releases that are not private."""
+        """Proven epsilon at the recipe's delta, which is infinite for releases that are not private."""
         return float(self["epsilon"])
 
     @property
@@ -83,12 +83,12 @@ class RunResult(Figures):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All figures of the final model on the test set: the task's, and those of `simulate(metrics=...)`."""
+        """All metrics of the final model on the test set: the task's, and those of `simulate(metrics=...)`."""
         return dict(self["metrics"])
 
     @cached_property
     def history(self) -> list[RoundRow]:
-        """One public row per round, see `simulations.runs.rows.RoundRow`."""
+        """One public row per round (see `simulations.runs.rows.RoundRow`)."""
         return list(self._folder.rows())
 
     @property
@@ -114,13 +114,13 @@ class RunResult(Figures):
         return models.original(self.module())
 
     def module(self) -> nn.Module:
-        """The model as it was trained: its outputs are those that the task's loss takes. Errors as for `model`."""
+        """The model as it was trained, whose outputs the task's loss takes. The errors are those of `model`."""
         return self._folder.checkpoints.into(self._assembly.module(), self._assembly.layers)
 
     def export(self, file: Path | str, *, adapter: bool = False) -> Exported:
-        """Write the model to a file whose suffix names the format: .onnx, .safetensors or .pt; or only its adapters.
+        """Write the model to a file whose suffix names the format (.onnx, .safetensors, .pt), or only its adapters.
 
-        It works without further arguments, even if model and data were passed as Python objects.
+        No further arguments are needed, even if model and data were passed as Python objects.
 
         Example:
             >>> import simulations, tempfile
@@ -134,8 +134,8 @@ class RunResult(Figures):
             adapter: write the adapters (LoRA) in the format of `peft` instead; `file` is then a folder.
 
         Raises:
-            ConfigError: a suffix that names no format; the packages of .onnx are missing; no adapters.
-            RunError: PyTorch cannot express the model as ONNX; the file cannot be written.
+            ConfigError: the suffix names no format, the packages for .onnx are missing, or there are no adapters.
+            RunError: PyTorch cannot express the model as ONNX, or the file cannot be written.
         """
         from simulations.reports.adapter_files import export_adapter
         from simulations.reports.export import export, format_of
@@ -158,11 +158,11 @@ class RunResult(Figures):
             True
 
         Args:
-            options: method, confidence, canaries, see `fedlgm.audits.Audit`.
+            options: method, confidence, canaries (see `fedlgm.audits.Audit`).
 
         Raises:
-            ConfigError: an option outside its range.
-            RunError: the run has neither canaries nor a seed: it says what to run again.
+            ConfigError: an option is outside its range.
+            RunError: the run has neither canaries nor a seed; the message says what to run again.
         """
         from fedlgm.audits import Audit
         from simulations.audits.targets import audit_run
@@ -227,47 +227,47 @@ def simulate(
         True
 
     Args:
-        recipe: a bundled recipe's name, a file, or a `Recipe`; default `digits`. The following arguments replace
-            its model, task, data and so on.
-        model: an `nn.Module`, whose weights are the public initial ones, or a class or function that gives one; a
-            model of `transformers` or `peft` is one. Like task, data and mechanism, it may also be a bundled name or
-            "package.module:name".
+        recipe: a bundled recipe's name, a file, or a `Recipe`; default: `digits`. The following arguments replace its
+            model, task, data and so on.
+        model: an `nn.Module`, whose weights are the public initial ones, or a class or function that returns one;
+            models of `transformers` and `peft` are modules. Like task, data and mechanism, it may also be a bundled
+            name or "package.module:name".
         task: a `fedlgm.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) -> losses [n]. Default for a
             Hugging Face model: the task of its head.
         data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index arrays]} of NumPy arrays
-            x [n, ...] and y [n, ...], with "clients" or "users" [n] where the data have their own clients; else the
+            x [n, ...] and y [n, ...], with "clients" or "users" [n] if the data have their own clients; otherwise the
             recipe's partition divides the training set. Both parts may also be pandas frames or `datasets.Dataset`
-            objects, see `fedlgm.data.tables`. The public seed of a bundled recipe is then dropped, and with fewer
-            than 20 clients all of them take part in every round.
+            objects (see `fedlgm.data.tables`). With this argument the public seed of a bundled recipe is dropped, and
+            if there are fewer than 20 clients all of them take part in every round.
         users: the column of such tables that names each example's user, or the users of the training examples [n].
         mechanism: a `fedlgm.Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of each client.
         server_optimizer: an object with `step(model, mean_update)`, both of shape [parameters].
-        trainer: how clients train: "fedprox", or a class or function (module, layers, settings, *, device, task) ->
-            `fedlgm.training.Trainer`. Its result is bounded like any update.
-        noise: how noise is correlated over the rounds: "banded", "square-root", "blt", or a
+        trainer: training of the clients: "fedprox", or a class or function (module, layers, settings, *, device, task)
+            -> `fedlgm.training.Trainer`. Its result is bounded like any update.
+        noise: correlation of the noise over the rounds: "banded", "square-root", "blt", or a
             `fedlgm.correlation.Correlation` for as many rounds as the run has.
-        metrics: functions (outputs [n, ...], targets [n, ...]) -> number of the whole test set, by name, in addition to
-            the task's own figures; both are tensors on the CPU.
+        metrics: functions (outputs [n, ...], targets [n, ...]) -> number of the whole test set, by name, in addition
+            to the task's own metrics; both arguments are tensors on the CPU.
         evaluate: a function (round, module) -> {name: number} of the released model, called wherever the test set is
             evaluated, and once before the run on the initial model (round 0). Its figures join the metrics. They cost
             no privacy on public data; on private data no budget covers them.
-        overrides: changes to the recipe, {"section.key": value} or a list of "section.key=value"; None (or "none")
-            removes a value, such as "run.seed" for data that need protection: the noise of a run with a seed can be
-            drawn again.
+        overrides: changes to the recipe, {"section.key": value} or a list of "section.key=value". None (or "none")
+            removes a value, such as "run.seed" for data that need protection, since the noise of a run with a seed can
+            be drawn again.
         engine: "local" (this process), "processes" (forked from it), "ray" (resident actors), "flower" (Flower's
-            simulation runtime), "auto" (what suits the machine), another name or reference (`simulations.engines`), or
-            an `Engine`.
+            simulation runtime), "auto" (the best one for the machine), another name or reference
+            (`simulations.engines`), or an `Engine`.
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
         progress: called with each round's row.
-        options: `workers`, `ray_address`, `supernodes`, `on_folder`, `trackers`, see `simulations.launch.simulate`.
+        options: `workers`, `ray_address`, `supernodes`, `on_folder`, `trackers` (see `simulations.launch.simulate`).
 
     Returns:
         The run's figures, guarantee, history and model.
 
     Raises:
-        ConfigError, DataError, PrivacyError, RunError: with one clear message, before anything is written where
-            possible.
+        ConfigError, DataError, PrivacyError, RunError: an argument or setting cannot be used; one message says why, if
+            possible before anything is written.
     """
     if users is not None:
         data = data_sets.with_users(data, users)
@@ -315,14 +315,14 @@ def resume(
         engine: see `simulate`.
         progress: called with each round's row.
         workers: see `simulations.launch.simulate`.
-        ray_address: likewise.
-        supernodes: likewise.
+        ray_address: see `simulations.launch.simulate`.
+        supernodes: see `simulations.launch.simulate`.
         users: as for `simulate`, if the run was started with it.
         objects: the objects that the run was started with (model, task, data, mechanism, partition, server_optimizer);
             others are refused. `metrics` and `evaluate` may differ.
 
     Raises:
-        RunError: no run, or objects or clients that differ from those of the run.
+        RunError: there is no such run, or objects or clients differ from those of the run.
     """
     refuse_unknown("resume", objects, [field.name for field in fields(Own)])
     if users is not None:
@@ -334,6 +334,6 @@ def resume(
 
 
 def result_of(summary: RunSummary, own: Own) -> RunResult:
-    """A finished run by its summary and objects."""
+    """A finished run from its summary and objects."""
     recipe = RunFolder.open(Path(summary["run"])).recipe()
     return RunResult(summary, Assembly(settled(recipe), own))

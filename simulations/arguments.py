@@ -1,4 +1,4 @@
-"""Arguments of the functions for Python: a recipe from objects and overrides, and refusals of what is no argument."""
+"""Arguments of the Python functions: a recipe from objects and overrides, and refusals of unknown arguments."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _FIRST = ("run.seed",)  # of several sections' keys of one name, the one that is
 
 
 def refuse_named_measures(given: Mapping[str, Any]) -> None:
-    """Refuse the name of a metric where functions are taken.
+    """Refuse the name of a metric as an argument that takes functions.
 
     Args:
         given: a run's objects, by argument.
 
     Raises:
-        ConfigError: a text for `metrics` or `evaluate`.
+        ConfigError: `metrics` or `evaluate` is a text.
     """
     for name, example in _MEASURES.items():
         if isinstance(given[name], str):
@@ -48,10 +48,10 @@ def _takes_one(function: Any) -> bool:
 
 
 def require_callback(progress: Any) -> None:
-    """Refuse something else than a function of one argument.
+    """Refuse an object that is not a function of one argument.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the object is not such a function.
     """
     if not (progress is None or (callable(progress) and _takes_one(progress))):
         raise ConfigError(
@@ -63,12 +63,12 @@ def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[st
     """Refuse an unknown argument of a function, and name the recipe key of that name.
 
     Args:
-        function: its name, for the message.
+        function: name of the function, for the message.
         options: arguments that the function does not have.
-        known: those among them that it passes on.
+        known: those of the arguments that it passes on.
 
     Raises:
-        ConfigError: another one.
+        ConfigError: there is another argument.
     """
     for name, value in options.items():
         if name not in known:
@@ -83,7 +83,7 @@ def correlated(noise: Any) -> dict[str, Any]:
     """Recipe keys of a correlation passed as an object; the recipe stores all of it.
 
     Raises:
-        ConfigError: another object.
+        ConfigError: the object is something else.
     """
     if noise is None:
         return {}
@@ -99,7 +99,7 @@ def recipe_of(
 ) -> Recipe:
     """The recipe of a run with objects: it names them, and `keys` holds those that it stores completely.
 
-    Other arguments are as for `simulate`.
+    Other arguments are those of `simulate`.
     """
     raw = recipe.model_dump(exclude_none=True) if isinstance(recipe, Recipe) else recipes.read(recipe)
     own.into(raw)

@@ -1,4 +1,4 @@
-"""How a command ends: wrong input gives one message and status 2, an interruption status 130 or 143."""
+"""The end of a command: status 2 with one message for wrong input, status 130 or 143 for an interruption."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _unraisable(ignored: sys.UnraisableHookArgs) -> None:
 
 
 def ending(command: Callable[[], object]) -> None:
-    """Run a command and end this process as its users expect.
+    """Run a command and end this process with the right message and status.
 
     Args:
         command: the command, which may raise anything.

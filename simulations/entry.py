@@ -1,8 +1,8 @@
-"""Entry point of the `fedlgm` command: a stop while its modules are imported ends the process at once.
+"""Entry point of the `fedlgm` command. A stop during the import of its modules ends the process at once.
 
-Python drops an exception that is raised in a callback of a weak reference, and the import system has such callbacks: a
-KeyboardInterrupt there would be lost. Nothing has been written at that point. `simulations.ending` takes over when the
-command begins.
+Python drops an exception that is raised in a callback of a weak reference, and the import system has such callbacks,
+so a KeyboardInterrupt could be lost there. Nothing has been written at that point. `simulations.ending` takes over
+when the command begins.
 """
 
 from __future__ import annotations
@@ -27,6 +27,6 @@ def main() -> None:
 
 
 def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """End without cleaning up, as a signal's handler; files on disk survive such an end at any moment."""
+    """End without cleaning up, as a signal's handler. Files on disk survive such an end at any moment."""
     os.write(2, b"interrupted\n")
     os._exit(128 + number)

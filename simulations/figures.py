@@ -1,4 +1,4 @@
-"""A command's findings as a mapping: the base of the results of `simulate`, `recommend` and `tune`."""
+"""A command's findings as a mapping, which is the base of the results of `simulate`, `recommend` and `tune`."""
 
 from __future__ import annotations
 

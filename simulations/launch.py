@@ -34,25 +34,27 @@ def simulate(
 ) -> RunSummary:
     """Simulate a federation in a new run folder and return its summary (see `server.serve`).
 
-    `simulations.simulate` is the same for Python: its docstring has an example.
+    `simulations.simulate` does the same from Python, and its docstring has an example.
 
     Args:
-        recipe: what to run.
+        recipe: recipe of the run.
         engine: "local" (this process), "processes" (forked from it), "ray" (resident actors), "flower" (Flower's
-            simulation runtime), "auto" (the best for the machine), another name or reference (`simulations.engines`),
-            or an `Engine`.
+            simulation runtime), "auto" (the best one for the machine), another name or reference
+            (`simulations.engines`), or an `Engine`.
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
         workers: processes that train; by default the machine's cores.
         ray_address: for "ray", a cluster to join instead of this machine.
-        supernodes: for "flower", simulated SuperNodes: by default one per worker, each serving whole blocks; with as
-            many as there are clients every client is a separate node, as in a deployment.
+        supernodes: for "flower", simulated SuperNodes. By default there is one per worker, which serves whole blocks.
+            With as many as there are clients every client is a separate node, as in a deployment.
         progress: called with each round's metrics row.
         on_folder: called with the run folder as soon as it exists.
         own: users' objects that replace names in the recipe.
-        trackers: followers of the run, by name or as objects (`simulations.runs.trackers`), instead of the recipe's.
+        trackers: trackers that follow the run, by name or as objects (`simulations.runs.trackers`), instead of the
+            recipe's.
 
     Raises:
-        ConfigError, DataError, PrivacyError, RunError: with one clear message, if possible before anything is written.
+        ConfigError, DataError, PrivacyError, RunError: a setting cannot be used; one message says why, if possible
+            before anything is written.
     """
     chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes))
     if run_dir is not None:
@@ -81,12 +83,12 @@ def resume(
 ) -> RunSummary:
     """Continue an interrupted run to the model that an uninterrupted one would have reached.
 
-    The trackers named in its recipe continue; `trackers` are additional objects. A finished run gives its summary,
-    after the same checks of its ledger, recipe and objects. Arguments as for `simulate`; for an example see
-    `simulations.resume`.
+    The trackers named in its recipe continue; `trackers` are additional objects. A finished run returns its summary,
+    after the same checks of its ledger, recipe and objects. The arguments are those of `simulate`;
+    `simulations.resume` has an example.
 
     Raises:
-        ConfigError, DataError, PrivacyError, RunError: with one clear message.
+        ConfigError, DataError, PrivacyError, RunError: the run cannot be continued; one message says why.
     """
     chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes))
     folder = RunFolder.open(Path(run))

@@ -1,4 +1,4 @@
-"""Pretrain the public base of a text recipe: docstrings of installed packages, or texts of your own."""
+"""Pretraining of the public base of a text recipe, on docstrings of installed packages or on your own texts."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 
 _PACKAGES = ("torch", "scipy", "numpy", "sklearn", "sympy", "networkx", "pandas")
-"""Besides Python's own library; all are installed with fedlgm. Packages that are missing are left out."""
+"""Packages in addition to Python's library. All are installed with fedlgm, and missing ones are left out."""
 _CHARACTERS = 6_000_000
 _BATCH, _LR = 64, 3e-3
 
 
 class Pretrained(TypedDict):
-    """A pretrained base: its file with SHA-256, characters of text, steps, and the mean loss of the last tenth of them.
+    """A pretrained base: file, SHA-256, characters of text, steps, and the mean loss of the last tenth of the steps.
 
     Example:
         >>> Pretrained(file="base.safetensors", sha256="", characters=6, steps=1, loss=4.1)["steps"]
@@ -99,7 +99,7 @@ def pretrain(
 ) -> Pretrained:
     """Train the base of a recipe's model to predict the next character of public text, and write it to a file.
 
-    The base is the recipe's model without its adapters. Training is not private: give public texts only.
+    The base is the recipe's model without its adapters. Training is not private, so give only public texts.
 
     Args:
         recipe: a recipe of the task "next-token" on the bundled alphabet.
@@ -109,7 +109,7 @@ def pretrain(
         progress: called with the number of steps and the mean loss, ten times.
 
     Raises:
-        ConfigError: another task or alphabet, or no file to write.
+        ConfigError: the task or alphabet is another one, or there is no file to write.
         DataError: a text cannot be read, or all are too short.
     """
     file = out if out is not None else recipe.model.weights

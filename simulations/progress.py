@@ -17,7 +17,7 @@ def progress(name: str, shown: bool, total: int | None = None) -> Iterator[OnPro
     """A bar with the steps done, the last one's description and the remaining time.
 
     Args:
-        name: what is done.
+        name: name of the task.
         shown: whether anything is written.
         total: number of steps, if it is known before the first.
 

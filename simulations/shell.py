@@ -24,11 +24,11 @@ console = Console(emoji=False)
 _MEANT = {"run": "simulate", "train": "simulate", "help": "--help", "version": "--version", "stop": "down",
           "start": "up"}  # fmt: skip
 _LISTED = ("mechanisms", "recipes", "studies", "models", "trackers", "data", "datasets", "data-sets", "list")
-"""What `fedlgm doctor` lists, as commands that a reader may try."""
+"""Subjects that `fedlgm doctor` lists, as commands that a reader may try."""
 
 
 class Commands(typer.core.TyperGroup):
-    """Commands that answer an unknown one with the similar ones, or with the command that lists what it names."""
+    """Commands that answer an unknown name with similar ones, or with the command that lists the known ones."""
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """Name, command and arguments of a command line."""
@@ -48,7 +48,7 @@ def show(found: Found, table: Callable[[Found], RenderableType], as_json: bool) 
 
     Args:
         found: the result, as JSON has it.
-        table: draws it for a reader.
+        table: function that draws the result for a reader.
         as_json: print it as one JSON object instead.
     """
     if as_json:

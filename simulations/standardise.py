@@ -1,4 +1,4 @@
-"""Mean and standard deviation of private tables, as one release that the runs on the tables count as theirs."""
+"""Mean and standard deviation of private tables, as one release that runs on the tables count as their own."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Standardised:
     """Released statistics, and the data that they standardise.
 
     Attributes:
-        data: for `simulate(data=...)`. A run on it has its statistics on its ledger: they are part of its epsilon.
+        data: data for `simulate(data=...)`. The ledger of a run on them holds the statistics, which are part of its
+            epsilon.
         mean: released mean of each column, float64 [d].
         deviation: released standard deviation of each column, float64 [d].
-        epsilon: of all releases on the ledger of the statistics, at the delta given.
+        epsilon: epsilon of all releases on the ledger of the statistics, at the given delta.
     """
 
     data: DataSet
@@ -63,26 +64,27 @@ def standardise(
 ) -> Standardised:
     """Release mean and variance of every column under (epsilon, delta), and standardise with them.
 
-    A unit contributes its row (a client: the mean of its rows), moved to [-1, 1] by the public ranges and clipped, and
-    its squares. Both vectors are bounded (max(1, sqrt(d) / 2) and max(1, sqrt(d) / 4)), summed, charged and noised like
-    a round of training, under add-or-remove-one; the number of units is public. Keys come from the operating system.
+    A unit contributes its row (a client the mean of its rows), moved to [-1, 1] by the public ranges and clipped, and
+    the squares of this row. Both vectors are bounded (max(1, sqrt(d) / 2) and max(1, sqrt(d) / 4)), summed, charged
+    and noised like a round of training, under add-or-remove-one; the number of units is public. Keys come from the
+    operating system.
 
     The charge is durable before anything noisy exists, in a ledger that counts every call with the same file. A run on
     the result calibrates its noise to its remaining budget, and composes both.
 
     Args:
         data: tables or arrays, as for `simulate`; one input [n, d].
-        low: smallest plausible value of each column: a number or [d]. Public knowledge, not the private minimum.
-        high: largest plausible value, likewise.
-        epsilon: of the release; a tenth of the run's is usual.
-        delta: its delta, below the run's.
-        ledger: SQLite file of what statistics of these data have cost; a second call with it adds its cost.
+        low: smallest plausible value of each column, a number or [d]. It is public knowledge, not the private minimum.
+        high: largest plausible value of each column.
+        epsilon: epsilon of the release; a tenth of the run's is usual.
+        delta: delta of the release, below the run's.
+        ledger: SQLite file of the cost of statistics of these data, to which a second call with it adds its cost.
         users: as for `simulate`.
-        unit: what is protected: that of the run.
+        unit: unit of protection, which must be that of the run.
 
     Raises:
-        ConfigError: ranges, or a unit, that do not fit.
-        DataError: inputs that are no table, or that private statistics have standardised already.
+        ConfigError: the ranges or the unit do not fit.
+        DataError: the inputs are no table, or private statistics have already standardised them.
         LedgerError: the ledger is that of other data.
 
     Example:

@@ -75,8 +75,8 @@ def table(
         columns: headings of the columns.
         rows: cells.
         left: columns of words, which are aligned to the left; the others hold figures.
-        keys: number of first columns that name a row. Where the terminal is too narrow for whole words, the other
-            columns continue below, each part with these first columns.
+        keys: number of first columns that name a row. If the terminal is too narrow for whole words, the other columns
+            continue below, each part with these first columns.
 
     Example:
         >>> table("sizes", ["layer", "size"], [["a", "3"], ["b", "4"]], left=["layer"]).row_count
@@ -92,7 +92,7 @@ def table(
 
 
 def facts(rows: Iterable[Cells], title: str | None = None) -> Table:
-    """Names and values without a header; values are copied, so they are never cut.
+    """Names and values without a header. Users copy the values, so they are never cut.
 
     Example:
         >>> facts([("rounds", "3"), ("epsilon", "8")]).row_count
@@ -108,7 +108,7 @@ def facts(rows: Iterable[Cells], title: str | None = None) -> Table:
 
 
 def listed(console: Console, rows: Sequence[tuple[str, str]]) -> None:
-    """Print names with a sentence each: aligned on a terminal; one line per name in a file, for `grep`.
+    """Print names with a sentence each, aligned on a terminal, and with one line per name in a file, for `grep`.
 
     Example:
         >>> listed(Console(width=40, force_terminal=False), [("one", "first"), ("three", "third")])

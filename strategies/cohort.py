@@ -1,4 +1,4 @@
-"""The participants of a round: a keyed draw over client numbers, never over Flower's random node ids."""
+"""The participants of a round, by a keyed draw over client numbers and never over Flower's random node ids."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from fedlgm.plan import Sampling
 
 @dataclass(frozen=True)
 class CohortSampler:
-    """Draws cohorts: pure functions of the keys and the round, so that a restart does not change them.
+    """Draws cohorts as pure functions of the keys and the round, so that a restart does not change them.
 
-    A separation between participations counts from one invitation to the next: a client that was drawn
-    and did not answer is not drawn again sooner, and is not replaced.
+    A separation between participations counts from one invitation to the next. A client that was drawn and did not
+    answer is not drawn again sooner, and is not replaced.
 
     Attributes:
         sampling: scheme, population, rate and separation.
-        keys: secret ring: amplification by sampling needs the draw to stay secret.
-        dropout_rate: probability that a drawn client does not answer (simulated; the public denominator stays).
+        keys: secret ring, since amplification by sampling needs the draw to stay secret.
+        dropout_rate: probability that a drawn client does not answer (simulated; the public denominator does not
+            change).
 
     Example:
         >>> sampler = CohortSampler(Sampling("cyclic", 12, 0.25, 4), KeyRing.from_seed(1))
@@ -100,8 +101,8 @@ def blocks(cohort: np.ndarray, size: int, work: np.ndarray | None = None) -> lis
     Args:
         cohort: client numbers, ascending.
         size: clients in a block.
-        work: expected effort of every client of the population (simulations only). The longest clients then come first,
-            so that a block holds clients of similar length and the last blocks of a round are short.
+        work: expected effort of every client of the population (simulations only). The longest clients then come
+            first, so that a block holds clients of similar length and the last blocks of a round are short.
 
     Example:
         >>> [block.tolist() for block in blocks(np.array([1, 4, 6]), size=2)]

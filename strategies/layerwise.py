@@ -1,7 +1,8 @@
 """FedAvg with layer-wise differential privacy.
 
-One round: sample clients -> plan -> messages travel to nodes -> bounded sums come back and are added in a fixed order
--> charge the ledger -> noise -> divide by the public denominator -> server step -> the new model joins the transcript.
+In one round, the strategy samples clients and makes the plan, messages travel to nodes, and bounded sums come back and
+are added in a fixed order. The strategy then charges the ledger, adds the noise, divides by the public denominator and
+takes a server step, and the new model joins the transcript.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ _LARGEST = 3  # contributions that are named when training has diverged
 
 @dataclass
 class RoundRecord:
-    """Record of a finished round. The plan is public; everything else is known only to the server.
+    """Record of a finished round. The plan is public; only the server knows the rest.
 
     `LayerwiseFedAvg` creates one at the end of every round and passes it to `on_round`.
 
     Attributes:
-        round: number, from 1.
-        plan: the plan of the release.
-        cohort: clients drawn (secret in a deployment: amplification needs it).
-        present: clients that took part: drawn, not dropped out, and sent a message.
+        round: number of the round, from 1.
+        plan: plan of the release.
+        cohort: clients drawn; they stay secret in a deployment, because amplification needs it.
+        present: clients that took part, that is, were drawn, did not drop out and were sent a message.
         discarded: contributions with NaN or Inf that counted as zero (not noised).
         seconds: wall time of the round without evaluation.
         failures: replies that are missing, failed or were rejected, each of which counted as zero.
@@ -104,7 +105,7 @@ class LayerwiseFedAvg(FedAvg):
         on_round: called with each finished round and the new transcript.
 
     Raises:
-        ConfigError: a public seed with real nodes, or cohorts that the run's accounting does not cover.
+        ConfigError: real nodes have a public seed, or the run's accounting does not cover the cohorts.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class LayerwiseFedAvg(FedAvg):
         self._said: frozenset[int] = frozenset()
 
     def summary(self) -> None:
-        """Printed by Flower; the run's own report has more."""
+        """Print nothing, because the run's own report has more."""
 
     def initial_arrays(self) -> ArrayRecord:
         """The current global model in the form of Flower's `Strategy.start`."""
@@ -210,11 +211,11 @@ class LayerwiseFedAvg(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """No federated evaluation: metrics of private data without noise would be another release."""
+        """Skip federated evaluation, because metrics of private data without noise would be another release."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Nothing to aggregate, see `configure_evaluate`."""
+        """Aggregate nothing (see `configure_evaluate`)."""
         return None
 
     def _say_exhausted(self, exhausted: frozenset[int]) -> None:

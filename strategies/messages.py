@@ -32,13 +32,13 @@ class NumberingGrid(Grid, ABC):
 
 
 def message_to(grid: Grid, content: RecordDict, kind: str, node: int, group: str) -> Message:
-    """A message for a node; Flower's Grids number it when they send it.
+    """A message for a node. Flower's Grids number it when they send it.
 
     Args:
         grid: the Grid that will send it.
-        content: its content.
-        kind: its type, such as "train".
-        node: the node's ID.
+        content: content of the message.
+        kind: type of the message, such as "train".
+        node: ID of the node.
         group: label of the messages that belong together, such as the round.
     """
     if isinstance(grid, NumberingGrid):

@@ -1,4 +1,4 @@
-"""The assignment of nodes to clients: it is given to the strategy and checked against the nodes' statements."""
+"""The assignment of nodes to clients, which is given to the strategy and checked against the nodes' statements."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ANSWER_S = 30.0  # that a node which connects at the last moment has to answer
 
 @dataclass
 class AnyNode:
-    """Workers of a simulation: every node serves every client.
+    """Workers of a simulation, in which every node serves every client.
 
     Attributes:
-        work: expected effort of each client, see `strategies.cohort.blocks`; None keeps clients in order.
+        work: expected effort of each client (see `strategies.cohort.blocks`); None keeps clients in order.
         wait: seconds to wait until a node connects.
 
     Example:
@@ -46,7 +46,7 @@ class AnyNode:
         """Find the workers, once.
 
         Raises:
-            RunError: none connects, one does not start, or one states that it serves a single client.
+            RunError: no worker connects, one does not start, or one states that it serves a single client.
         """
         deadline = time.monotonic() + self.wait
         while not self._nodes:
@@ -64,7 +64,7 @@ class AnyNode:
                 time.sleep(_POLL_S)
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> list[tuple[int | None, list[int]]]:
-        """(node, clients) of every message: one message per block."""
+        """(node, clients) of every message, one message per block."""
         return [(self._nodes[i % len(self._nodes)], block.tolist()) for i, block in enumerate(blocks)]
 
 
@@ -76,9 +76,9 @@ class OneNodePerClient:
         wait: seconds to wait until the clients' nodes have connected.
         round_timeout: seconds in which nodes must answer in a round; None uses Flower's timeout.
         quorum: share of the registered clients whose nodes must connect before the run starts, and of a round's nodes
-            that must answer; None: all at the start, at least one in a round.
-        max_failures: largest number of missing, failed and rejected replies in a round before the run ends; None: any
-            number while at least one node answers.
+            that must answer; None means all at the start and at least one in a round.
+        max_failures: largest number of missing, failed and rejected replies in a round before the run ends; None means
+            any number while at least one node answers.
         simulated: whether the nodes belong to a simulation, where a public seed is allowed.
         test_mode: whether real nodes may run with a public seed, which protects nothing.
 
@@ -108,7 +108,7 @@ class OneNodePerClient:
         """Find every client's node; later calls update nodes that left or joined.
 
         Raises:
-            RunError: at the start, a node of another population, two nodes for one client, or clients without a node.
+            RunError: at the start, a node has another population, two nodes claim one client, or a client has no node.
         """
         if self._known:
             self._refresh(grid, population)
@@ -147,7 +147,7 @@ class OneNodePerClient:
         self._known = here
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> list[tuple[int | None, list[int]]]:
-        """(node, clients) of every message: one message per client; no node for a client whose node is gone."""
+        """(node, clients) of every message, one message per client; no node for a client whose node is gone."""
         return [(self._nodes.get(int(c)), [int(c)]) for block in blocks for c in block]
 
     def _refresh(self, grid: Grid, population: int) -> None:

@@ -1,4 +1,4 @@
-"""FedAvg with a budget, for an existing Flower app: the strategy of one model, one mechanism and one ledger."""
+"""FedAvg with a budget for an existing Flower app, as the strategy of one model, one mechanism and one ledger."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from strategies.server_optimizer import ServerStep, server_step
 
 _MOMENTUM = 0.9
 _RATES = {"momentum": 0.1, "adam": 0.01, "yogi": 0.01}
-"""Server learning rates; that of "momentum", 1 - 0.9, moves the model as far as the mean updates together."""
+"""Server learning rates; that of "momentum", 1 - 0.9, moves the model as far as the sum of the mean updates."""
 _INSTEAD = {
     ("fraction_train", "fraction_fit"): "rate is the probability with which a client takes part in a round",
     ("min_train", "min_fit", "min_available"): "clients is their number, and nodes says how to wait for them",
@@ -51,16 +51,16 @@ _INSTEAD = {
     ("evaluate_fn", "on_fit_config", "on_evaluate_config"): "give evaluate_fn and train_config to start",
     ("initial_parameters",): "the model, the first argument, has the initial weights",
 }
-"""What takes the place of arguments of Flower's strategies, by the beginnings of their names."""
+"""Replacements for arguments of Flower's strategies, by the beginnings of their names."""
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class PrivateFedAvg(LayerwiseFedAvg):
-    """Client-level private federated averaging of a torch model; the clients' apps are `clients.PrivateClientApp`s.
+    """Client-level private federated averaging of a torch model; clients run a `clients.PrivateClientApp`.
 
     Noise and ledger are made for `rounds` rounds at (epsilon, delta) under add-or-remove-one with Poisson sampling, or
-    replace-one under local trust. Keys come from the operating system. A ledger that exists already is continued: it
+    replace-one under local trust. Keys come from the operating system. An existing ledger is continued, because it
     still holds the spending of earlier runs of the same settings.
 
     Example:
@@ -75,22 +75,22 @@ class PrivateFedAvg(LayerwiseFedAvg):
             public ones.
         mechanism: a registered name, "package.module:Class", or an object.
         epsilon: budget of all rounds.
-        delta: its delta; below one over the number of clients.
+        delta: delta of the budget; below one over the number of clients.
         clients: number N of registered clients, one node each.
         rounds: number of rounds.
         rate: probability with which a client takes part in a round.
         ledger: SQLite file that records the spent budget.
-        trust: who adds the noise.
+        trust: trust model, which says who adds the noise.
         optimizer: server step, or its name (see `ServerOptimizer`); by default the mean update is added.
-        server_lr: learning rate of a named optimizer; by default 1 for "sgd", 0.1 for "momentum", which adds every
-            update up to ten times in the end, and 0.01 for "adam" and "yogi", whose steps move every coordinate by
+        server_lr: learning rate of a named optimizer. The default is 1 for "sgd", 0.1 for "momentum", which in the end
+            adds every update up to ten times, and 0.01 for "adam" and "yogi", whose steps move every coordinate by
             about the rate.
-        nodes: how to wait for nodes, and what to do when some fail.
+        nodes: settings for waiting for nodes and for failures.
         group_by: see `LayerTable.from_module`.
         flowers: arguments of Flower's own strategies, each refused with the name of its replacement.
 
     Raises:
-        ConfigError, PrivacyError, LedgerError: with one clear message.
+        ConfigError, PrivacyError, LedgerError: an argument cannot be used; the message says why.
     """
 
     @named_arguments
@@ -151,10 +151,10 @@ class PrivateFedAvg(LayerwiseFedAvg):
     ) -> Result:
         """Run all remaining rounds, or at most `num_rounds` of them.
 
-        `result.arrays` has the form of the model's `load_state_dict`; frozen parameters and buffers are those given to
+        `result.arrays` has the form of the model's `load_state_dict`. Frozen parameters and buffers are those given to
         the constructor, which also defines the initial model: `initial_arrays` is accepted for compatibility with
-        Flower and not used; a notice says so if it holds other weights. `evaluate_fn(round, arrays)` gets arrays of the
-        same form and sees only released models, so it costs no privacy.
+        Flower and not used, and a notice says so if it holds other weights. `evaluate_fn(round, arrays)` gets arrays
+        of the same form and sees only released models, so it costs no privacy.
 
         Raises:
             ConfigError: `num_rounds` is not a whole number, or negative; another argument has a wrong type.
@@ -181,7 +181,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         return super().configure_train(server_round, self.initial_arrays(), config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
-        """The next model as its `load_state_dict` takes it; see `LayerwiseFedAvg.aggregate_train`."""
+        """The next model in the form of its `load_state_dict` (see `LayerwiseFedAvg.aggregate_train`)."""
         _, metrics = super().aggregate_train(server_round, replies)
         return self._state(), metrics
 

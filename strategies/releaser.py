@@ -1,4 +1,4 @@
-"""The server's side of a release: charge, noise and division by the public denominator, in this order and only here."""
+"""The server's side of a release: charge, noise and division by the public denominator, in this order, only here."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class Releaser:
         keys: secret ring of the server's noise.
         ledger: charged before each release.
         numerics: device and noise backend.
-        observer: observer of a simulation's releases under central trust: sees every sum before and after its noise and
-            may add canaries to it.
-        attempt: distinguishes attempts whose releases under local trust are not repeated bit by bit (real nodes).
+        observer: observer of a simulation's releases under central trust; it sees every sum before and after its noise
+            and may add canaries to it.
+        attempt: identity of an attempt whose releases under local trust are not repeated bit by bit (real nodes).
         run_noise: noise of the run so far, if it is correlated over rounds.
         redrawn: last row of the ledger whose participants were drawn with keys of an earlier process.
-        stated: whether rows of the ledger state the plan's guarantee, because no recipe gives a user's mechanism's.
+        stated: whether rows of the ledger state the plan's guarantee, because no recipe gives that of a user's
+            mechanism.
 
     Example:
         >>> import tempfile
@@ -77,7 +78,7 @@ class Releaser:
         return values.cpu().float()
 
     def charge_clients(self, plan: ReleasePlan, round: int, clients: Iterable[int]) -> None:
-        """Local trust: charge clients before their messages are sent, because they release immediately."""
+        """Charge clients under local trust before their messages are sent, because they release immediately."""
         if plan.facts.noised_by.uploads_released and self.costs(plan):
             keys = {client: self._client_key(round, client) for client in clients}
             self.ledger.charge_each(plan.event, round=round, keys=keys, **self._terms(plan))
@@ -88,7 +89,7 @@ class Releaser:
         return {"claim": plan.claim, "protects": plan.protects, **stated}
 
     def costs(self, plan: ReleasePlan) -> bool:
-        """Whether the round is charged; it is not if nothing has been released so far, see `ReleasePlan.event`."""
+        """Whether the round is charged. It is not if nothing has been released so far (see `ReleasePlan.event`)."""
         return plan.facts.process.charged(plan, self.ledger.rounds)
 
     def exhausted(self, round: int, max_participations: int | None) -> frozenset[int]:

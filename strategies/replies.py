@@ -1,4 +1,4 @@
-"""A round's replies: matched to messages, ordered, and checked if they come from a single client.
+"""A round's replies, matched to messages, ordered, and checked if they come from a single client.
 
 A single client's reply is not trusted: it counts as at most one contribution within the plan's bounds. A reply that
 breaks a rule counts as zero and is reported with the node's name; it cannot weaken the protection of others.
@@ -34,7 +34,7 @@ class Failure:
             that breaks a rule).
         node: the node that was asked; None if the client has none.
         client: the client that was asked.
-        reason: what happened; parts may be text from the node, see `printable`.
+        reason: description of the failure; parts may be text from the node (see `printable`).
 
     Example:
         >>> Failure("error", node=7, client=3, reason=chr(27) + "[31mred").reason.isprintable()
@@ -55,7 +55,7 @@ class Sent:
     """A message as it was sent.
 
     Attributes:
-        message: the message; None if there was no node to send it to.
+        message: the message; None if no node could receive it.
         clients: numbers of the addressed clients.
 
     Example:
@@ -77,8 +77,8 @@ def in_order(
 ) -> Iterator[tuple[Sent, Message | None]]:
     """Yield (message, reply) of every message in order, as soon as its turn comes; no reply if it failed.
 
-    A reply is matched to the message that it answers, not by its own statements; it must come from the addressed
-    node and belong to the same run.
+    A reply is matched to the message that it answers, not by its own statements. It must come from the addressed node
+    and belong to the same run.
 
     Args:
         sent: the round's messages.
@@ -167,7 +167,7 @@ def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
     public cap that clients keep (`fedlgm.upload_caps`). Figures that the reply states about itself are ignored.
 
     Raises:
-        PrivacyError: the contribution exceeds them; the message says how.
+        PrivacyError: the contribution exceeds the bounds; the message says how.
     """
     try:
         values = block_sum(reply, plan)
@@ -182,7 +182,7 @@ def bounded(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
     """One client's numbers [plan.size] as float64, if they keep the plan's bounds; see `contribution`.
 
     Raises:
-        PrivacyError: they exceed the bounds; the message says how.
+        PrivacyError: the numbers exceed the bounds; the message says how.
     """
     values = values.astype(np.float64)
     if not np.isfinite(values).all():

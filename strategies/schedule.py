@@ -12,15 +12,15 @@ _ROUND = "schedule.round"
 
 
 class Scheduled:
-    """A server step whose move from model to model is scaled by each round's factor.
+    """A server step whose change of the model is scaled by each round's factor.
 
-    The moves of the library's optimizers are proportional to their learning rate, and their state does not depend on
-    it, so this is the optimizer with a scheduled learning rate. Factors depend on the number of the round alone: like
+    The changes of the library's optimizers are proportional to their learning rate, and their state does not depend on
+    it, so this is the optimizer with a scheduled learning rate. Factors depend only on the number of the round. Like
     the step itself they are post-processing.
 
     Args:
         step: the step to scale.
-        factors: by round, [rounds].
+        factors: factor of each round, [rounds].
 
     Example:
         >>> from fedlgm.training.rates import factors

@@ -21,8 +21,8 @@ Name = Literal["sgd", "momentum", "adam", "yogi"]
 class ServerStep(Protocol):
     """Interface of the server's step, which is post-processing of released values.
 
-    A user's step needs only `step`. With `state` and `restore`, as in `ServerOptimizer`, an interrupted
-    run continues with its state; without them the state is reset.
+    A user's step needs only `step`. With `state` and `restore`, as in `ServerOptimizer`, an interrupted run continues
+    with its state; without them the state is reset.
 
     Example:
         >>> class Halfway:
@@ -47,10 +47,10 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
         momentum: momentum, for steps that use it.
 
     Returns:
-        The step; of a step given as an object a copy, so that no two runs share its state.
+        The step; for a step given as an object a copy, so that no two runs share its state.
 
     Raises:
-        ConfigError: unknown, or not a step.
+        ConfigError: the name is unknown, or the object is no step.
 
     Example:
         >>> server_step("sgd", lr=0.5, momentum=0.0).step(torch.tensor([1.0]), torch.tensor([2.0])).tolist()
@@ -144,7 +144,7 @@ class OwnStep:
 def require_finite(model: Tensor, round: int) -> None:
     """Refuse a model with NaN or infinity after the server step, because no later round could train it.
 
-    The model depends only on released values, so ending the run here reveals nothing more.
+    The model depends only on released values, so ending the run at this point reveals nothing more.
 
     Args:
         model: the next model [D].
@@ -210,7 +210,7 @@ class ServerOptimizer:
         eps: for "adam".
 
     Raises:
-        ConfigError: another name.
+        ConfigError: the name is another one.
 
     Example:
         >>> optimizer, model = ServerOptimizer("momentum", lr=1.0, momentum=0.5), torch.zeros(1)

@@ -1,4 +1,4 @@
-"""FedYogi: the server's step whose scales grow slowly, so that one noisy round moves them little."""
+"""FedYogi, a server step whose scales grow slowly, so that one noisy round changes them little."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _BETA1, _BETA2 = 0.9, 0.99
 
 
 class Yogi:
-    """FedYogi (Reddi et al., ICLR 2021, algorithm 2) as Flower's `FedYogi` makes it.
+    """FedYogi (Reddi et al., ICLR 2021, algorithm 2), equal to Flower's `FedYogi`.
 
     With d the released mean update: m = 0.9 m + 0.1 d, v = v - 0.01 d^2 sign(v - d^2), model + lr m / (sqrt(v) + tau).
-    Both start at zero. This is post-processing of released values, so it costs no privacy.
+    Both m and v start at zero. This is post-processing of released values, so it costs no privacy.
 
     Args:
         lr: server learning rate; every coordinate moves by about this much.

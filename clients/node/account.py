@@ -1,4 +1,4 @@
-"""A node's remaining budget: the price of a release, the caps on their number, and the budget that they share."""
+"""A node's remaining budget: the price of a release, the caps on the number of releases, and their common budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROUNDING = 1 + 1e-6
 
 
 class Account:
-    """A policy's budget and caps beside the ledger's charges.
+    """A policy's budget and caps, with the ledger's charges.
 
     Args:
         policy: the node's policy.
@@ -43,7 +43,7 @@ class Account:
         """The charge of a release that caps, rounds apart and budget allow.
 
         Raises:
-            Refusal: which of them does not.
+            Refusal: caps, rounds apart or budget do not allow the release; the reason says which.
         """
         budget = self._policy.privacy
         for count, most, per in self._caps(run):

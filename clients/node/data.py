@@ -23,16 +23,16 @@ _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", "
 
 
 def read(section: Data, folder: Path) -> ClientData:
-    """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them; see `check` for the targets.
+    """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them (see `check` for the targets).
 
-    Unsigned bytes become [-1, 1] by a scale that does not depend on the data. Other numbers are unchanged.
+    Unsigned bytes are scaled to [-1, 1] by a factor that does not depend on the data. Other numbers are unchanged.
 
     Args:
         section: [data] of the policy.
         folder: folder to which relative paths refer.
 
     Raises:
-        DataError: files are missing, damaged, of another shape, or hold NaN.
+        DataError: files are missing, damaged or of another shape, or hold NaN.
     """
     reader: Callable[[Data, Path], tuple[Any, Any]] = _READERS[section.kind]
     if section.kind != "loader":

@@ -1,6 +1,6 @@
-"""A node's own executor: takes the SuperNode's tasks and passes them to the release service, without running any app.
+"""A node's executor, which passes the SuperNode's tasks to the release service without running any app.
 
-Replaces `flower-superexec` beside a SuperNode started with `--isolation process`. The app that a run's submitter has
+It replaces `flower-superexec` for a SuperNode started with `--isolation process`. The app that a run's submitter has
 uploaded is neither installed nor imported on the node, and no process is started per message.
 
 It works with the versions of Flower that `clients.flower_private` names and refuses any other.
@@ -30,13 +30,13 @@ _log = logging.getLogger("fedlgm.executor")
 
 
 class Executor:
-    """Takes tasks from a SuperNode on this machine, several at a time: one may wait for a message that never arrives.
+    """Takes tasks from a SuperNode on this machine, several at once, since one may wait for a message forever.
 
     Args:
-        supernode: host:port of its Runtime API.
+        supernode: host:port of the SuperNode's Runtime API.
         secret: the secret shared with it (`--superexec-auth-secret-file`).
         socket: socket of the release service.
-        poll: seconds between polls for a task; up to five times as long if the last one was long ago, since every
+        poll: seconds between polls for a task; up to five times as long if the last task was long ago, since every
             poll costs both processes a few milliseconds.
     """
 

@@ -1,4 +1,4 @@
-"""A node's folder: the owners of its files, and their creation.
+"""A node's folder, its files with their owners, and its creation.
 
 DIR/policy.toml          what the operator allows
 DIR/state/               noise key, service key, ledger, kept answers, open rounds: the service's user only
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # what starts and stops a node's processes needs no torch
     from clients.node.policy import Policy
 
 LONGEST_SOCKET = 100
-"""Bytes in the path of a Unix socket that every system allows."""
+"""Length of a Unix socket's path, in bytes, that every system permits."""
 
 
 class PublicNode(TypedDict):
@@ -56,9 +56,9 @@ class NodeFolder:
     replies = Under("state/replies")
     """Kept answers."""
     rounds_file = Under("state/rounds.sqlite")
-    """Unfinished rounds of secure sums: secrets that are needed for seconds, so it belongs in no backup."""
+    """Unfinished rounds of secure sums: secrets that are needed for seconds, so the file belongs in no backup."""
     socket = Under("run/release.sock")
-    """The socket that the service listens on."""
+    """The socket on which the service listens."""
 
     def check_length(self) -> None:
         """Refuse a folder in which a socket cannot be created.
@@ -85,13 +85,13 @@ class NodeFolder:
         test_seed: int | None = None,
         signer: Ed25519PrivateKey | None = None,
     ) -> NodeFolder:
-        """Make a node's folder with a fresh service key, an empty ledger and a commented policy, and no noise key.
+        """Make a node's folder with a fresh service key, an empty ledger and a commented policy, but no noise key.
 
         Args:
             path: folder to make.
             values: values of the policy, see `clients.node.template.policy_text`.
             test_seed: for tests only: give the node the noise of a simulation with this seed.
-            signer: its service key, where other nodes' policies have to name it before; by default a fresh one.
+            signer: the node's service key, if other nodes' policies have to name it earlier; by default a fresh one.
 
         Raises:
             ConfigError: an invalid value of the policy.
@@ -136,7 +136,7 @@ class NodeFolder:
         """An existing node's folder.
 
         Raises:
-            RunError: not a node's folder.
+            RunError: the folder is not a node's.
         """
         if not (path / "policy.toml").is_file():
             inner = path / "service"
@@ -152,11 +152,11 @@ class NodeFolder:
         return Policy.load(self.policy_file)
 
     def secret(self, ledger: NodeLedger) -> bytes:
-        """The noise key, 32 bytes: until the first release every start of the service creates a new one.
+        """The noise key, 32 bytes. Until the first release every start of the service creates a new one.
 
-        So no key of a folder whose service was first started elsewhere is ever used. Anyone else who made the key could
-        have kept it and could subtract all noise. So the ledger records the digest of the key that its service makes,
-        and no other key is used.
+        Anyone else who made the key could have kept it and could subtract all noise. The ledger therefore records the
+        digest of the key that its service makes, and no other key is used. In particular no key of a folder is used
+        whose service was first started elsewhere.
 
         Args:
             ledger: the node's ledger, open for writing.
@@ -187,7 +187,7 @@ class NodeFolder:
         """The service's own key.
 
         Raises:
-            RunError: missing or damaged.
+            RunError: the key is missing or damaged.
         """
         return Ed25519PrivateKey.from_private_bytes(self._key("service.key"))
 

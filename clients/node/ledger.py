@@ -1,8 +1,8 @@
-"""The node's own ledger: all releases of its data set, over all runs and servers.
+"""The node's ledger, with all releases of its data set over all runs and servers.
 
-A release is one row, charged and on disk before anything leaves. Its inputs determine its name, so that the same
-question is the same release. Rows form a hash chain; a witness file in another folder records the chain's head, so that
-an older copy, another ledger or an edited row is detected. The ledger may show more than was released (a crash between
+A release is one row, charged and on disk before anything leaves. Its inputs determine its name, so the same question
+is the same release. Rows form a hash chain. A witness file in another folder records the chain's head, which reveals
+an older copy, another ledger or an edited row. The ledger may show more than was released (after a crash between
 charge and reply), never less.
 """
 
@@ -62,8 +62,8 @@ class NodeLedger:
     Args:
         path: SQLite file made by `create`.
         witness: JSON file made by `create`, best on another disk or backup schedule.
-        dataset: name of the data set to which it must belong.
-        readonly: read while another process charges; nothing is locked or repaired.
+        dataset: name of the data set to which the ledger must belong.
+        readonly: whether to read while another process charges; nothing is then locked or repaired.
 
     Raises:
         LedgerError: the ledger is missing, damaged, edited, rolled back, held by another process, or belongs to another
@@ -100,11 +100,11 @@ class NodeLedger:
         Args:
             path: SQLite file to make.
             witness: JSON file to make.
-            dataset: name of its data set.
+            dataset: name of the ledger's data set.
             test: whether its releases have known noise keys; such a ledger can never be used for private releases.
 
         Raises:
-            LedgerError: one of them exists.
+            LedgerError: one of the files exists.
         """
         for file in (path, witness):
             if file.exists():
@@ -122,7 +122,7 @@ class NodeLedger:
 
     @property
     def test(self) -> bool:
-        """Whether its releases have known noise keys, so that they protect nothing."""
+        """Whether the releases have known noise keys, so that they protect nothing."""
         return self.identity.startswith(TEST)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class NodeLedger:
         return self._one("SELECT digest FROM answers WHERE seq = ?", seq)
 
     def count(self, *, run: str | None = None, since: str | None = None) -> int:
-        """Number of releases: all, those whose run has that label, or those charged since a time (UTC, ISO)."""
+        """Number of releases: all, those whose run has this label, or those charged since a time (UTC, ISO)."""
         wanted = {" AND run = ?": run, " AND charged_at >= ?": since}
         given = {clause: value for clause, value in wanted.items() if value is not None}
         return int(self._one("SELECT COUNT(*) FROM releases WHERE 1" + "".join(given), *given.values()) or 0)
@@ -164,12 +164,12 @@ class NodeLedger:
         """Epsilon at `delta` of all charges, and of one further release if given, by PLD (RDP: noise in shares).
 
         Args:
-            delta: its delta.
+            delta: delta of the epsilon.
             protected: the protected unit, `CLIENT` or `EXAMPLE`.
             further: cost of one more release.
 
         Raises:
-            LedgerError: charged releases protect less than this.
+            LedgerError: charged releases protect less than this unit.
         """
         with self._translated():
             stated = self._columns.rpartition(", ")[2]
@@ -211,17 +211,17 @@ class NodeLedger:
         self, request: str, event: dp_event.DpEvent, *,
         trust: str, run: str, round: int, data: str, protects: str, only_for: Iterable[str] = (),
     ) -> Row:  # fmt: skip
-        """Record a release; returns only after row and witness are on disk.
+        """Record a release, and return only after row and witness are on disk.
 
         Args:
             request: name of the release.
-            event: its cost.
-            trust: who adds the noise.
+            event: cost of the release.
+            trust: trust model of the release.
             run: label of the run that asks.
             round: round of that run.
             data: digest of the data.
             protects: unit and relation of the cost, `CLIENT` or `EXAMPLE`.
-            only_for: digests of the question and the cohort that get no other release, see `asked`.
+            only_for: digests of the question and the cohort, which get no other release (see `asked`).
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -240,15 +240,15 @@ class NodeLedger:
         return row
 
     def answer(self, seq: int, digest: str) -> None:
-        """Record that the answer with this digest may be sent; returns only after that is on disk."""
+        """Record that the answer with this digest may be sent, and return only after the record is on disk."""
         with self._translated():
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             self._db.execute("INSERT INTO answers VALUES (?, ?, ?)", (seq, digest, now))
 
     def rolled_back(self, signed: Position) -> None:
-        """Keep proof that this ledger is not the one that its service has signed for: it will not open again.
+        """Keep proof that this ledger is not the one for which its service has signed, so that it will not open again.
 
-        It does not open even if it has since grown longer than the signed one.
+        The ledger does not open even if it has since grown longer than the signed one.
         """
         self.identity, self.seq, self.head = signed.ledger, signed.seq, signed.head
         self._witness()
@@ -258,10 +258,10 @@ class NodeLedger:
         return self._one("SELECT survivors FROM agreed WHERE cohort = ?", cohort)
 
     def agree(self, cohort: str, survivors: str) -> None:
-        """Record the only set of survivors that is ever signed for a cohort; returns after set and witness are on disk.
+        """Record the only set of survivors ever signed for a cohort; set and witness are on disk when it returns.
 
         Raises:
-            LedgerError: one was recorded before.
+            LedgerError: a set was recorded before.
         """
         with self._translated():
             self._db.execute("INSERT INTO agreed VALUES (?, ?)", (cohort, survivors))

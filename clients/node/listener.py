@@ -34,7 +34,7 @@ class Listener:
     """Takes questions for a service from any sender, and sends its answers.
 
     Args:
-        service: closed at the end.
+        service: the service, which is closed at the end.
     """
 
     def __init__(self, service: Service) -> None:
@@ -162,10 +162,10 @@ class Listener:
 
 
 def moment(elapsed: float, every: float, longest: float) -> float:
-    """Moment at which the result of `elapsed` seconds of work is sent: `every`, twice, four times ...
+    """Time after which `elapsed` seconds of work are answered: `every`, twice, four times ... as long, or `longest`.
 
-    as long, or `longest`. The time of training depends on the number of examples. So few moments reveal little of it;
-    if `every` is `longest` there is only one.
+    The time of training depends on the number of examples, and so few possible times reveal little of it. If `every`
+    equals `longest` there is only one.
 
     Example:
         >>> [moment(seconds, 0.5, 10.0) for seconds in (0.1, 0.5, 0.6, 1.9, 9.0)]

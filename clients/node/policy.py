@@ -1,4 +1,4 @@
-"""The policy of a node's operator: one TOML file that no message can change.
+"""The policy of a node's operator, one TOML file that no message can change.
 
 All checks use the numbers of the plan as it will be executed. Labels in a plan or a run have no effect.
 """
@@ -38,7 +38,7 @@ _LARGEST_SCALE = 2.0**100  # of noise; beyond it float64 sums overflow
 MOST_STEPS = 10_000  # example-level steps of one release
 MIB = 1 << 20
 LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-"""For tuples in strict sections: TOML has lists."""
+"""Validator for tuples in strict sections, because TOML has lists."""
 
 
 class Refusal(Exception):
@@ -46,9 +46,9 @@ class Refusal(Exception):
 
     Attributes:
         code: one of a fixed set, for programs.
-        why: one sentence for people, independent of the node's data. Parts may come from a stranger, and it is written
-            to the node's log: see `printable`.
-        about: client of another node on whose account the question is refused; None if there is none.
+        why: one sentence for people, independent of the node's data. It is written to the node's log, and parts may
+            come from a stranger (see `printable`).
+        about: client of another node that caused the refusal; None if there is none.
     """
 
     def __init__(self, code: str, why: str, about: int | None = None) -> None:
@@ -57,7 +57,7 @@ class Refusal(Exception):
 
     @property
     def header(self) -> dict[str, Any]:
-        """The answer that says so."""
+        """The answer with this refusal."""
         about = {} if self.about is None else {"about": self.about}
         return {"ok": False, "protocol": PROTOCOL, "code": self.code, "why": self.why} | about
 
@@ -81,7 +81,7 @@ class Node(_Section):
 
 
 class Data(_Section):
-    """[data]: where the node's examples are; see `clients.node.data`."""
+    """[data]: place of the node's examples (see `clients.node.data`)."""
 
     name: str = Field(min_length=1, max_length=200)
     kind: Literal["numpy", "images", "idx", "parquet", "loader"]
@@ -110,7 +110,7 @@ class Data(_Section):
 
 
 class Privacy(_Section):
-    """[privacy]: for the whole life of the data set, over all runs, servers and plans."""
+    """[privacy]: budget for the whole life of the data set, over all runs, servers and plans."""
 
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
@@ -171,7 +171,7 @@ class Allow(_Section):
         """The node's file with this SHA-256.
 
         Raises:
-            Refusal: the policy does not list the hash, or the file has another one now. The path stays secret.
+            Refusal: the policy does not list the hash, or the file's hash has changed. The path stays secret.
         """
         if not isinstance(digest, str) or digest not in self.weights:
             raise Refusal("work", f"model.weights: no file with SHA-256 {str(digest)[:64]!r} is allowed on this node")
@@ -191,7 +191,7 @@ class Allow(_Section):
         mechanisms are not known, so only the listed values of their options may be requested.
 
         Raises:
-            Refusal: a value that is not listed, if the policy lists values or the mechanism is not bundled.
+            Refusal: a value is not listed, if the policy lists values or the mechanism is not bundled.
         """
         if mechanism not in self.options and not is_reference(mechanism):
             return
@@ -204,7 +204,7 @@ class Allow(_Section):
 
 
 class Ask(_Section):
-    """[ask]: who may ask, and how often."""
+    """[ask]: parties that may ask, and how often."""
 
     server_key: str = ""  # Ed25519 public key; questions that it has not signed are refused
     runs: Annotated[tuple[str, ...], LISTED] = ()  # labels; empty: any
@@ -238,14 +238,14 @@ class Limits(_Section):
 
 
 class Socket(_Section):
-    """[socket]: who may connect, besides the permissions of its folder."""
+    """[socket]: users that may connect, in addition to the permissions of the socket's folder."""
 
     group: str = ""
     uids: Annotated[tuple[int, ...], LISTED] = ()
 
 
 class Distributed(_Section):
-    """[distributed]: the peers of a node in secure sums, and its least conditions for them.
+    """[distributed]: the peers of a node in secure sums, and its conditions for them.
 
     Example:
         >>> Distributed(min_cohort=5, max_colluders=1, peers=("aa" * 32, "", "bb" * 32)).services.keys()
@@ -333,7 +333,7 @@ class Policy(_Section):
         """Refuse a plan that this node does not execute, independently of its budget.
 
         Raises:
-            Refusal: another trust, too little noise, or bounds that are too large or not enforced.
+            Refusal: the trust is another one, there is too little noise, or bounds are too large or not enforced.
         """
         privacy = self.privacy
         if plan.facts.trust not in privacy.trust:

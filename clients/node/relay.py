@@ -1,8 +1,8 @@
-"""Forwards bytes between Flower and a node's release service. Holds nothing private and imports no torch.
+"""Forwards bytes between Flower and a node's release service. It holds nothing private and imports no torch.
 
 The header of the service's frame travels as text in the message's config record, the model and the answer as bytes in
-such records. A malicious relay can lose or damage messages; it cannot read data or make the service release more than
-its policy allows.
+such records. A malicious relay can lose or damage messages, but it cannot read data or make the service release more
+than its policy permits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
         timeout: seconds for the exchange.
 
     Raises:
-        RunError: not such a message, or the service cannot be reached.
+        RunError: the content is not such a message, or the service cannot be reached.
     """
     config = content.config_records.get(wire.CONFIG, ConfigRecord())
     header = config.get(HEADER)
@@ -51,12 +51,12 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
 
 
 def make_client_app() -> ClientApp:
-    """ClientApp for stock Flower: it asks the service whose socket the SuperNode's `--node-config` names.
+    """ClientApp for stock Flower. It asks the service whose socket the SuperNode's `--node-config` names.
 
         flower-supernode ... --node-config 'release-socket="/srv/node/run/release.sock"'
 
-    Its process is Flower's, started per message from uploaded code: run the SuperNode as a user that cannot read the
-    node's files, only connect to the socket. `clients.node.executor` needs no uploaded code at all.
+    Its process is Flower's, started per message from uploaded code. Run the SuperNode as a user that can only connect
+    to the socket and cannot read the node's files. `clients.node.executor` needs no uploaded code.
     """
     app = ClientApp()
     handle: Callable[[Message, Context], Message] = _relay

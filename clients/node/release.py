@@ -55,10 +55,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Charged:
-    """The budget of a release that was charged to the ledger, by its name, before training.
+    """The budget of a release that was charged to the ledger by its name, before training.
 
     Attributes:
-        keys: rings that follow from the name.
+        keys: rings derived from the name.
     """
 
     keys: Keys
@@ -68,15 +68,15 @@ class Charged:
         return self.keys
 
     def charge(self, noised: Noised) -> None:
-        """Nothing more to charge."""
+        """Do nothing, since the release is already charged."""
 
 
 class Releaser:
-    """The node's data and its trainer, both resident.
+    """The node's data and trainer, both resident.
 
     Args:
         policy: the node's policy.
-        data: its examples.
+        data: examples of the node.
         data_digest: digest of the examples.
         secret: the node's noise key, 32 bytes from the operating system.
         test_seed: for tests only: noise of a simulation with this seed, which protects nothing.
@@ -104,7 +104,7 @@ class Releaser:
             next(iter(SequentialTrainer(module, layers, LocalTraining()).updates(model, [task])))
 
     def understand(self, round: int, plan: str, work: Any, model: np.ndarray | None = None) -> Request:
-        """Parse a question into a request that the policy admits; without a model, for any model of that work.
+        """Parse a question into a request that the policy admits; without a model, for any model of this work.
 
         Raises:
             Refusal: the question is malformed or not allowed; the reason does not depend on the data.
@@ -128,13 +128,13 @@ class Releaser:
         return request
 
     def name(self, request: Request, run: str, cohort: str = "") -> str:
-        """Name of the release: a keyed digest of everything that its numbers depend on.
+        """Name of the release: a keyed digest of everything that determines its numbers.
 
         The data are included: otherwise an additional record would be released with the same noise as before, and the
-        difference of the two answers would reveal it. Under local trust the run's label is not included: the same
+        difference of the two answers would reveal it. Under local trust the run's label is not included, so the same
         question costs once. Under central trust every run adds its own noise to its answers and invites this node by
         its own schedule, so an answer to another run is another participation. In a secure sum the cohort's digest is
-        included: its next attempt is another release, with other noise.
+        included, since the cohort's next attempt is another release with other noise.
         """
         versions = (fedlgm.__version__, torch.__version__, self._policy.limits.threads)
         parts: tuple[str | int, ...] = (
@@ -156,7 +156,7 @@ class Releaser:
         """Build the objects of a release and try them on an artificial example, before anything is charged.
 
         Raises:
-            Refusal: they fail for any data of this node, for example because the model takes other inputs.
+            Refusal: the objects fail for any data of this node, for example because the model takes other inputs.
         """
         tried = request.unit.name, canonical(request.work.model_dump())
         if tried == self._tried:
@@ -175,12 +175,12 @@ class Releaser:
     def make(self, request: Request, name: str) -> np.ndarray:
         """The numbers of a charged release: bounded and, under local trust, noised, [plan.size].
 
-        The dtype is float32 if that is exact (usual, since released values lie on a grid), else float64.
+        The dtype is float32 if it is exact (as usual, since released values lie on a grid), otherwise float64.
         """
         return _narrow(self._released(request, name))
 
     def words(self, request: Request, name: str) -> np.ndarray:
-        """The node's part of a secure sum, charged: bounded, rounded and with its share of the noise, uint32 [size]."""
+        """The node's charged part of a secure sum: bounded, rounded, with its share of the noise, uint32 [size]."""
         return words(self._released(request, name).numpy())
 
     def _released(self, request: Request, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""One release in a node's ledger, and what it protects."""
+"""One release in a node's ledger, and its protection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLIENT, EXAMPLE = "client, replace-one", "example, add-remove"
 PROTECTED: dict[str, str] = {"client": CLIENT, "example": EXAMPLE}
 """Unit and neighbouring relation of a release's cost, by the policy's unit."""
 COVERS = {CLIENT: (CLIENT, EXAMPLE), EXAMPLE: (EXAMPLE,)}
-"""Protections that each implies at the same cost: one example more or less is one way to replace all of the data."""
+"""Protections that each one implies at the same cost: replacing all data includes adding or removing one example."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class Row:
 
     Attributes:
         seq: number, from 1.
-        request: name of the release: a digest of all its inputs.
-        event: its cost, JSON of `fedlgm.privacy.events.encode`.
-        trust: who added the noise.
+        request: name of the release, a digest of all its inputs.
+        event: cost of the release, JSON of `fedlgm.privacy.events.encode`.
+        trust: trust model of the release.
         run: label of the first run that asked.
-        round: round of that run.
-        data: digest of its data.
+        round: round of this run.
+        data: digest of the data.
         charged_at: time of the charge, UTC.
         head: head of the chain with this row.
         stated: the protected unit, `CLIENT` or `EXAMPLE`; empty in rows of earlier versions, in which `trust` implies

@@ -1,13 +1,13 @@
-"""The release service: answers questions about the node's data within the policy and charges them; `listener` runs it.
+"""The release service, which answers questions about the node's data within the policy and charges them.
 
     parse -> policy -> price -> trial -> charge, on disk -> train, bound, noise -> keep the answer -> send it
 
-A release in a secure sum is asked for in five steps (`fedlgm.secagg.steps`), each of which passes the same checks. Only
-"mask" reads data and is charged.
+A release in a secure sum takes five steps (`fedlgm.secagg.steps`), each of which passes the same checks. Only "mask"
+reads data and is charged.
 
-It makes one release at a time. It trusts no statement of a client process: not the run, the round or the sender; only
-the user that the kernel reports. It answers no question with figures without noise, except for the bounded update of
-central trust if the policy allows it.
+The service makes one release at a time; `listener` runs it. It trusts no statement of a client process about the run,
+the round or the sender, but only the user that the kernel reports. It answers no question with figures without noise,
+except for the bounded update of central trust if the policy permits it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Ask(BaseModel):
         return self.ask in ("release", "mask")
 
     def further(self) -> Ask:
-        """The question that `ahead` holds.
+        """The further question that `ahead` holds.
 
         Raises:
             Refusal: it is malformed.
@@ -77,7 +77,7 @@ class Ask(BaseModel):
 
 @dataclass
 class Answer:
-    """An answer: a header and the released numbers."""
+    """An answer, which consists of a header and the released numbers."""
 
     header: dict[str, Any]
     body: bytes = b""
@@ -116,7 +116,7 @@ class Service:
         self._failed: str | None = None
 
     def warm(self) -> None:
-        """Make a trial release, so that the modules of the first release, which take seconds, are loaded."""
+        """Make a trial release, which loads the modules that the first release needs and that take seconds to load."""
         self._account.spent(privacy.events.gaussian_event(1.0))
         self._releaser.warm()
 
@@ -145,7 +145,7 @@ class Service:
         return Answer(header | {"signature": protocol.sign(self._signer, "hello", ask.nonce, facts)})
 
     def admit(self, ask: Ask, body: bytes) -> tuple[Request, Question]:
-        """The request of a question, and the question; nothing is charged yet.
+        """The request of a question, and the question; nothing has been charged yet.
 
         Raises:
             Refusal: the question is malformed, not allowed, or not the server's.
@@ -178,8 +178,8 @@ class Service:
         """Charge, make, keep and sign one release; a repeated question gets the kept answer.
 
         Raises:
-            Refusal: the budget is spent, a cap is reached, nothing can be trained, the question was answered by another
-                release, or the answer has already been sent and is no longer kept.
+            Refusal: the budget is spent, a cap is reached, nothing can be trained, another release has answered the
+                question, or the answer has already been sent and is no longer kept.
         """
         if not request.plan.facts.noised_by.alone:
             raise Refusal("privacy", "a plan that protects a sum of several nodes: this node's part is not shown alone")
@@ -194,7 +194,7 @@ class Service:
         return self._released(ask, question, row, replayed, body, digest)
 
     def step(self, ask: Ask, request: Request, question: Question) -> Answer:
-        """Answer one step of a secure sum; a repeated one gets the same answer.
+        """Answer one step of a secure sum; a repeated step gets the same answer.
 
         Raises:
             Refusal: as for `release`, or the step is not allowed (see `clients.node.secagg`).
@@ -345,8 +345,8 @@ class Service:
     def afford(self, ask: Ask) -> Answer:
         """Number of further releases like the requested one that this node's budget and caps allow; nothing is charged.
 
-        The run's own label counts for the cap per run. `round` of the question is the requested number; a node does not
-        reveal how many more it could make.
+        The cap per run counts the run's own label. The question's `round` is the requested number; a node does not
+        reveal how many more releases it could make.
 
         Raises:
             Refusal: this node does not make such a release.
@@ -363,7 +363,7 @@ class Service:
     # -- all of them ---------------------------------------------------------------------------------------------------
 
     def answer(self, ask: Ask, body: bytes) -> Answer:
-        """Answer one question; the caller must ensure that there is only one at a time.
+        """Answer one question. The caller must ensure that there is only one at a time.
 
         Raises:
             Refusal: the question is refused.

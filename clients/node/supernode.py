@@ -1,13 +1,14 @@
 """Flower's SuperNode with more frequent polling while a run is active, and more frequent heartbeats.
 
 `flower-supernode` pauses three seconds after every poll without a message, and one second if a message is announced
-before its parts have arrived, so that a round of a small model consists mostly of pauses. A SuperLink refuses a
-SuperNode that was killed until its heartbeats have been missing for a minute; here, for half a minute. Nothing else is
-changed: connection, authentication and messages are Flower's, and it takes the arguments of `flower-supernode`. The
-pause between polls is a tenth of the time since the last message, between 0.1 and 3 s, and longer than the SuperLink
-takes to answer one: each poll costs a SuperLink several milliseconds, and those of many nodes would delay messages.
+before its parts have arrived, so a round of a small model consists mostly of pauses. A SuperLink refuses a SuperNode
+that was killed until its heartbeats have been missing for a minute; with this program, for half a minute. Nothing else
+is changed: connection, authentication, messages and arguments are those of `flower-supernode`. The pause between polls
+is a tenth of the time since the last message, between 0.1 and 3 s, and longer than the SuperLink takes to answer a
+poll. Each poll costs a SuperLink several milliseconds, and polls of many nodes would delay messages.
 
-The names that are replaced are private to Flower and may change with any version, so any other is refused.
+The names that this module replaces are private to Flower and may change with any version, so other versions are
+refused.
 
     python -m clients.node.supernode --superlink 127.0.0.1:9092 --root-certificates ca.crt ...
 """
@@ -26,14 +27,14 @@ _SHARE = 10  # pause after a poll, in times of the poll's own duration
 
 
 class Pauses:
-    """Replaces `time` in Flower's loop, which uses only `sleep`."""
+    """A replacement for `time` in Flower's loop, which uses only `sleep`."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
         self._polling: float | None = None  # when the poll began that is under way
 
     def sleep(self, seconds: float) -> None:
-        """Pause: Flower requests three seconds if there was no message, less while one is being processed."""
+        """Pause. Flower requests three seconds if there was no message, and less while one is being processed."""
         now = time.monotonic()
         if seconds < LONGEST_S:
             self._last, self._polling = now, None

@@ -19,7 +19,7 @@ def policy_text(name: str, values: Mapping[str, Any]) -> str:
     """A commented policy with the given values, by the names of `DEFAULTS`, and `name`, `labels` and others of [data].
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: a name is unknown.
     """
     more = {key: values[key] for key in ("labels", "class_names", "features", "loader", "options") if key in values}
     own = {key: values.get(key) for key in ("min_cohort", "max_colluders", "peers")}

@@ -1,7 +1,7 @@
-"""The unit that a node's release protects: all of its data, or single examples. One class per unit.
+"""The unit that a node's release protects: all of its data, or single examples, with one class per unit.
 
-A plan states who bounds the contributions, and so the unit. The guarantee in a plan is the server's word, and nothing
-here reads it.
+A plan states the party that bounds the contributions, and so the unit. The guarantee in a plan is the server's claim,
+and this module does not read it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
 
 
 class WholeData:
-    """All of the node's data: its whole update is bounded.
+    """All of the node's data, whose whole update is bounded.
 
-    Its cost is that under replace-one, without amplification, since a reader of the reply knows that this node took
-    part. Correlated noise spreads a participation over later rounds, so its cost follows from the norm of its column
+    The cost is that under replace-one, without amplification, since a reader of the reply knows that this node took
+    part. Correlated noise spreads a participation over later rounds, so the cost follows from the norm of its column
     of C.
 
     Attributes:
@@ -52,10 +52,10 @@ class WholeData:
     protects = CLIENT
 
     def check(self, job: Job, plan: ReleasePlan) -> None:
-        """Refuse a work that does not bound this unit as the plan says.
+        """Refuse a work that does not bound this unit as the plan states.
 
         Raises:
-            Refusal: why.
+            Refusal: the reason.
         """
         if job.work.exact_sums:
             raise Refusal("work", "exact_sums belongs to example-level steps; this plan bounds whole updates")
@@ -80,7 +80,7 @@ class WholeData:
         return max(0.0, _REPLACED / multiplier + 2 * math.log1p(-delta)) if multiplier > 0 else math.inf
 
     def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> SequentialTrainer:
-        """The trainer of a work, with the model taken over by it; `exact`: sums in float64."""
+        """The trainer of a work, which takes over the model; `exact` sums in float64."""
         return SequentialTrainer(module, job.layers, job.settings, task=job.task)
 
     def try_on(
@@ -96,9 +96,9 @@ class WholeData:
 
 
 class SingleExamples:
-    """One example: every step's gradients are bounded, and noised by this node.
+    """One example. This node bounds and noises every step's gradients.
 
-    Its cost is that of its steps under add-or-remove-one; the node keeps secret which examples a step samples.
+    The cost is that of the steps under add-or-remove-one; the node keeps secret which examples a step samples.
     """
 
     name: Unit = "example"
@@ -122,7 +122,7 @@ class SingleExamples:
         return privacy.events.repeated(one, steps.count)
 
     def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
-        """Steps have Gaussian noise."""
+        """Zero, because steps have Gaussian noise."""
         return 0.0
 
     def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> ExampleTrainer:
@@ -144,7 +144,7 @@ class SingleExamples:
 NodeUnit = WholeData | SingleExamples
 
 BY_BOUND: dict[str, NodeUnit] = {"aggregator": WholeData(), "trainer": SingleExamples()}
-"""The unit of a plan, by who bounds the contributions. The policy admits no other plan."""
+"""The unit of a plan, by the party that bounds the contributions. The policy admits no other plan."""
 
 
 class _NodeUpdates(ClientUpdates):

@@ -1,4 +1,4 @@
-"""The witness of a node's ledger: how far the ledger was, kept in another folder or on another disk."""
+"""The witness of a node's ledger, which records the ledger's position in another folder or on another disk."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Seen(NamedTuple):
     """A witness's record of a ledger.
 
     Attributes:
-        ledger: its identity.
-        seq: its number of releases.
-        head: hash of the last.
+        ledger: identity of the ledger.
+        seq: number of its releases.
+        head: hash of the last release.
         agreed: number of signed sets of survivors.
     """
 
@@ -30,7 +30,7 @@ def read(path: Path) -> Seen:
     """The witness's record.
 
     Raises:
-        LedgerError: it is gone or damaged.
+        LedgerError: the witness is missing or damaged.
     """
     try:
         seen = Seen(**json.loads(path.read_bytes()))
@@ -44,7 +44,7 @@ def read(path: Path) -> Seen:
 
 
 def write(path: Path, seen: Seen) -> None:
-    """Write the witness's record; returns once it is on disk.
+    """Write the witness's record, and return once it is on disk.
 
     Raises:
         LedgerError: the file cannot be written.

@@ -1,9 +1,9 @@
-"""The work that a question requests: names that are installed on the node, and the objects that the node makes of them.
+"""The work that a question requests: names installed on the node, and the objects that the node makes of them.
 
     names and options -> mechanism, task, settings, layers -> trainer
 
-The names and options come from the server, and anything may be wrong with them: every error is a refusal. Nothing here
-knows the node's data.
+The names and options come from the server and may be wrong in any way, so every error is a refusal. This module does
+not know the node's data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Work(BaseModel):
     """The names that a question requests, each with its options: {"name": "dp-sgd", "style": "per-layer"}.
 
     Every name must be installed on the node and listed in its policy. Options are public: they are part of the
-    question, and so of the server's signature and the release's name. They state how a plan is executed; its cost, and
+    question, and so of the server's signature and the release's name. They state how a plan is executed. Its cost, and
     whether the node executes it at all, depend on the plan's own numbers.
     """
 
@@ -53,7 +53,7 @@ class Work(BaseModel):
         """Parse the work that a question requests.
 
         Raises:
-            Refusal: malformed, or not allowed by the policy.
+            Refusal: the work is malformed, or the policy does not allow it.
         """
         try:
             work = cls.model_validate(raw)
@@ -74,10 +74,10 @@ class Work(BaseModel):
         return work
 
     def built(self) -> Mechanism:
-        """The mechanism with its options, in its sound variant: a node runs no other.
+        """The mechanism with its options, in its sound variant; a node runs no other.
 
         Raises:
-            Refusal: an unknown option, or a value outside its range.
+            Refusal: an option is unknown, or a value is outside its range.
         """
         options = options_of(self.mechanism)
         if "variant" in options:
@@ -89,7 +89,7 @@ class Work(BaseModel):
         """Settings of local training.
 
         Raises:
-            Refusal: unknown or wrong settings.
+            Refusal: settings are unknown or wrong.
         """
         with _refused("training"):
             settings = LocalTraining(**self.training)
@@ -125,7 +125,7 @@ class Job:
 
 
 class Workshop:
-    """Makes the objects of a node's works, each once; it keeps those of the last few works, and one trainer.
+    """Makes the objects of a node's works, each once. It keeps those of the last few works, and one trainer.
 
     Args:
         policy: the node's policy.
@@ -140,7 +140,7 @@ class Workshop:
         """The objects of a parsed work.
 
         Raises:
-            Refusal: an option that does not exist or does not fit, or a model that the policy does not allow.
+            Refusal: an option does not exist or does not fit, or the policy does not allow the model.
         """
         key = canonical(work.model_dump())
         if key not in self._jobs:
@@ -153,7 +153,7 @@ class Workshop:
     def trainer(self, work: Work, unit: NodeUnit) -> Any:
         """The work's trainer for a unit of protection.
 
-        It replaces the previous trainer, since two large models may not fit.
+        The trainer replaces the previous one, since two large models may not fit.
 
         Raises:
             Refusal: the model or the mechanism does not suit the unit.

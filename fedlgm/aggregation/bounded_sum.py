@@ -40,8 +40,8 @@ class BoundedSum:
         plan: bounds and released parts.
         total: [plan.size] float64, layers then auxiliary queries.
         count: contributions added, the discarded ones included.
-        discarded: contributions that held NaN or Inf and counted as zero; a number on the device where updates are
-            bounded on one.
+        discarded: contributions that held NaN or Inf and counted as zero; a tensor on the device if updates are
+            bounded on a device.
 
     Raises:
         PrivacyError: a bound too small for norms in float32.
@@ -118,7 +118,7 @@ class BoundedSum:
             position += len(part)
 
     def skip(self, clients: int) -> None:
-        """Count clients without data: they contribute zero."""
+        """Count clients without data, which contribute zero."""
         self.count += clients
 
     def merge(self, total: Tensor, count: int, discarded: int | Tensor) -> None:
@@ -142,7 +142,7 @@ def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
     """min(1, s_j / ||g_j||), times 1 - 2^-16 where it cuts, [K]; 1 for an infinite bound, 0 for a bound of 0.
 
-    This is for one client's update; for examples' gradients see `fedlgm.example_level.scaling.clip_factors`.
+    For examples' gradients see `fedlgm.example_level.scaling.clip_factors`.
 
     Args:
         norms: ||g_j||, [K], finite.
@@ -161,7 +161,7 @@ def bound_update(update: Tensor, plan: ReleasePlan) -> Tensor:
     """One client's bounded contribution [plan.size], float64; zeros if the update [D] holds NaN or Inf.
 
     Raises:
-        PrivacyError: a plan whose trainer bounds its units itself.
+        PrivacyError: the plan's trainer bounds its units itself.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling

@@ -1,4 +1,4 @@
-"""Bounded sums where the updates lie: whole blocks on an accelerator, without waiting for it."""
+"""Bounded sums on the device that holds the updates: whole blocks at once, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedlgm.plan import ReleasePlan
 
 
 class DeviceSum(BoundedSum):
-    """A `BoundedSum` over the kernels: sum and counts stay on the device until they are read.
+    """A `BoundedSum` over the kernels, whose sum and counts stay on the device until they are read.
 
-    Factors and products are float32, so they differ from the CPU's in the last bits; on Metal the sum is, too.
+    Factors and products are float32, so they differ from the CPU's in the last bits. On Metal the sum is float32, too.
 
     Args:
         plan: bounds and released parts.
-        device: where the updates are.
+        device: device of the updates.
         backend: kernels to use; by default those that fit the device.
 
     Raises:
@@ -38,7 +38,7 @@ class DeviceSum(BoundedSum):
         self._released = torch.tensor(plan.indices, device=device)
 
     def add(self, updates: Updates) -> None:
-        """Bound clients' flat updates [b, D] on the device and add them; see `BoundedSum.add`."""
+        """Bound clients' flat updates [b, D] on the device and add them (see `BoundedSum.add`)."""
         plan = self.plan
         if plan.bounded_by == "trainer":
             self._add_all_bounded(self._bounded(updates))

@@ -1,4 +1,4 @@
-"""Labels and the image of an update in closed form, from the rows of its first and last linear layers.
+"""The labels and the image behind an update in closed form, from the rows of its first and last linear layers.
 
 Source: Zhu and Blaschko, "R-GAP" (2021), Section 3.
 """
@@ -19,9 +19,9 @@ from fedlgm.layers import Slot
 def infer_labels(module: nn.Module, observation: Observation, images: int, shape: tuple[int, int, int]) -> Tensor:
     """Labels of the client's images, from the direction in which the last bias moved, int64 [images].
 
-    Under cross-entropy that bias moves by a positive multiple of (share of each label) - (mean prediction); labels are
-    added one at a time so that the angle to the observed direction stays smallest. Exact for one image without noise
-    (Zhao, Mopuri and Bilen, 2020).
+    Under cross-entropy this bias moves by a positive multiple of (share of each label) - (mean prediction). Labels are
+    added one at a time so that the angle to the observed direction stays smallest. The result is exact for one image
+    without noise (Zhao, Mopuri and Bilen, 2020).
 
     Args:
         module: the classifier.
@@ -58,7 +58,7 @@ def infer_labels(module: nn.Module, observation: Observation, images: int, shape
 def analytic(module: nn.Module, observation: Observation, shape: tuple[int, int, int]) -> Tensor | None:
     """The only image of a client, from the update of a first linear layer with a bias; None if not applicable.
 
-    Each row of the weights moved by the row's bias movement times the image, for any number of local steps. Rows
+    For any number of local steps, each row of the weights moved by the row's bias movement times the image. The rows
     are combined by least squares: sum_i b_i W_i / sum_i b_i^2, whose denominator is corrected for the known noise.
 
     Args:

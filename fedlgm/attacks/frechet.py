@@ -3,7 +3,7 @@
 The usual Frechet Inception Distance needs the weights of an Inception network and uses 2,048 features, too many for
 small grey images. This module applies the same formula to the last hidden layer of a classifier that it trains on
 public images of the same kind. Values are comparable only if they come from the same classifier and the same number of
-images, and never with an Inception distance.
+images. They are never comparable with an Inception distance.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
         second: features of m images, [m, d].
 
     Raises:
-        ConfigError: features of different width, or fewer than two images in a set.
+        ConfigError: the features differ in width, or a set has fewer than two images.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class PublicClassifier:
-    """A classifier of public images; its last hidden layer measures distances between sets of images.
+    """A classifier of public images, whose last hidden layer measures distances between sets of images.
 
     Attributes:
         body: images [n, C, H, W] to features [n, 32].
@@ -79,7 +79,7 @@ class PublicClassifier:
     def train(cls, x: Tensor, y: Tensor, classes: int) -> PublicClassifier:
         """Train on public images; every fifth is held out to measure the accuracy.
 
-        Global generators are left as they are.
+        The call does not change global generators.
 
         Args:
             x: images [n, C, H, W] of at least 8x8 pixels; the attacked federation must not train on them.
@@ -87,7 +87,7 @@ class PublicClassifier:
             classes: number of classes.
 
         Raises:
-            ConfigError: fewer than ten images, images below 8x8 pixels, or a different number of labels.
+            ConfigError: there are fewer than ten images, images are below 8x8 pixels, or the number of labels differs.
         """
         if min(x.shape[-2:]) < 8 or len(x) < 10 or len(x) != len(y):
             raise ConfigError(

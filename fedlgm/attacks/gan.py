@@ -1,9 +1,9 @@
-"""Class reconstruction with a generative adversarial network, by a curious participant of a federation.
+"""Reconstruction of a class with a generative adversarial network, by a curious participant of a federation.
 
 The released global models serve as discriminator: a generator learns images that they assign to a class which the
-attacker does not hold (Hitaj, Ateniese and Perez-Cruz, CCS 2017). The attacker follows the protocol, as in the LaDP-FL
-paper's threat model: beside the global model it trains a real-or-generated discriminator on its own images (an ACGAN,
-Odena, Olah and Shlens, ICML 2017), and its generator draws every class that it knows of.
+attacker does not hold (Hitaj, Ateniese and Perez-Cruz, CCS 2017). As in the LaDP-FL paper's threat model, the attacker
+follows the protocol. In addition to the global model it trains a real-or-generated discriminator on its own images (an
+ACGAN, Odena, Olah and Shlens, ICML 2017), and its generator draws every class that it knows.
 
     attack = ClassReconstruction(module, target=3, x=own_x, y=own_y, classes=10)
     for model in released_models:          # [D], one per round
@@ -25,7 +25,7 @@ from fedlgm.layers import LayerTable
 
 @dataclass(frozen=True)
 class GanSettings:
-    """How the attacker trains.
+    """Settings of the attacker's training.
 
     Example:
         >>> GanSettings(steps=5).batch
@@ -40,7 +40,7 @@ class GanSettings:
         seed: seed of weights and inputs.
 
     Raises:
-        ConfigError: a number outside its range.
+        ConfigError: a number is outside its range.
     """
 
     steps: int = 20
@@ -64,10 +64,10 @@ class ClassReconstruction:
         x: the attacker's own images [n, C, H, W].
         y: their labels [n].
         classes: number of classes.
-        settings: how it trains.
+        settings: settings of the training.
 
     Raises:
-        ConfigError: a class out of range, one that the attacker holds, or an attacker without images.
+        ConfigError: a class is out of range, the attacker holds the target class, or it has no images.
 
     Example:
         >>> x, y = torch.rand(20, 1, 8, 8) * 2 - 1, torch.arange(20) % 2
@@ -108,7 +108,7 @@ class ClassReconstruction:
         self._judge = torch.optim.Adam(self._critic.parameters(), lr=self.settings.lr, betas=betas)
 
     def observe(self, model: Tensor) -> float:
-        """Learn from one released global model [D]; returns that model's confidence in the generated class."""
+        """Learn from one released global model [D], and return this model's confidence in the generated class."""
         self._layers.load_(self._module, model)
         count = self.settings.batch
         for _ in range(self.settings.steps):

@@ -1,4 +1,4 @@
-"""How close reconstructed images are to private ones: SSIM, PSNR, and the matching of unordered sets of images."""
+"""Similarity of reconstructed and private images: SSIM, PSNR, and the matching of unordered sets of images."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _WINDOW = 7  # side of the windows of SSIM
 def ssim(first: np.ndarray, second: np.ndarray) -> float:
     """Mean structural similarity of two images, in [-1, 1]; 1 only for equal images.
 
-    Uniform windows, unbiased covariances and a border of half a window left out: the defaults of
-    `skimage.metrics.structural_similarity`, to which the tests compare it.
+    Windows are uniform, covariances unbiased, and a border of half a window is left out. These are the defaults of
+    `skimage.metrics.structural_similarity`, with which the tests compare the result.
 
     Args:
         first: an image [C, H, W] or [H, W].
         second: an image of the same shape.
 
     Raises:
-        ConfigError: shapes that differ, or images below 7x7 pixels.
+        ConfigError: the shapes differ, or an image is below 7x7 pixels.
 
     Source: Wang, Bovik, Sheikh and Simoncelli, IEEE Transactions on Image Processing 13 (2004), equation 13.
 
@@ -73,7 +73,7 @@ def psnr(first: np.ndarray, second: np.ndarray) -> float:
 def match(reconstructed: np.ndarray, private: np.ndarray) -> np.ndarray:
     """Assign a reconstruction to every private image so that the sum of SSIM is largest.
 
-    An update does not say in which order a client holds its images, so neither does a reconstruction.
+    An update does not reveal the order of a client's images, so a reconstruction has no order either.
 
     Args:
         reconstructed: [n, C, H, W].

@@ -1,8 +1,8 @@
 """Frechet Inception distances for users who have the weights; nothing is downloaded.
 
-The network and its preprocessing are torch-fidelity's, the distance is `fedlgm.attacks.frechet.frechet_distance`, so
-that values compare with those of papers that use the same weights, and only with them. Inception has 2,048 features: a
-few hundred small grey images say little about their covariance, which is why `PublicClassifier` is the default.
+The network and its preprocessing are torch-fidelity's, and the distance is `fedlgm.attacks.frechet.frechet_distance`.
+Values therefore compare only with those of papers that use the same weights. Inception has 2,048 features, and a few
+hundred small grey images say little about their covariance. `PublicClassifier` is therefore the default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BATCH = 32
 class InceptionFeatures:
     """The 2,048 features of an Inception-v3 network with given weights.
 
-    The weights are not shipped, so no example can run here: see docs/how-to/attack.md for its use.
+    The weights are not shipped, so no example can run here; docs/how-to/attack.md shows the use.
 
     Args:
         weights: file with the weights as torch-fidelity publishes them (`WEIGHTS`); it is read, never executed.

@@ -1,12 +1,12 @@
-"""Gradient inversion: a client's images from its update.
+"""Gradient inversion, which reconstructs a client's images from its update.
 
-Two attacks work together. If the first layer is linear with a bias, every row of the update of a client with one image
-is a multiple of that image, and division gives the image exactly (Zhu and Blaschko, 2021, Section 3); with noise this
-is only a starting point. In every other case candidate images are optimised until local training on them moves the
-weights in the observed direction, with cosine similarity and total variation (Geiping et al., NeurIPS 2020, equation
-4). Without noise the objective is one cosine over everything visible, and Adam follows the signs of the gradient, as in
-that paper. With noise the objective is a sum of one cosine per layer, weighted by the layer's share of signal: the
-noisiest large layer would dominate a single cosine.
+Two attacks work together. If the first layer is linear with a bias and the client has one image, every row of its
+update is a multiple of this image, and division gives the image exactly (Zhu and Blaschko, 2021, Section 3); with
+noise the result is only a starting point. In every other case candidate images are optimised until local training on
+them moves the weights in the observed direction, with cosine similarity and total variation (Geiping et al., NeurIPS
+2020, equation 4). Without noise the objective is one cosine over everything visible, and Adam follows the signs of the
+gradient, as in that paper. With noise the noisiest large layer would dominate a single cosine. The objective is then a
+sum of one cosine per layer, weighted by the layer's share of signal.
 
     observation = Observation.released(update, plan, keys)
     found = invert(module, observation, training, images=1, shape=(1, 28, 28))
@@ -40,15 +40,15 @@ class InversionSettings:
 
     Attributes:
         iterations: steps of Adam for each start.
-        restarts: random starts; the one with the least matching loss is kept. Without noise that loss tells good
-            starts from bad ones. By default 4 without noise, 1 with it.
+        restarts: random starts, of which the one with the least matching loss is kept. Without noise this loss
+            separates good starts from bad ones. By default 4 without noise, 1 with it.
         lr: first learning rate; it falls to zero along a cosine. By default 0.3 without noise, 0.1 with it.
         total_variation: weight of the mean absolute difference of neighbouring pixels. By default 0.005 without noise,
             0.02 with it.
         seed: seed of the starts.
 
     Raises:
-        ConfigError: a number outside its range.
+        ConfigError: a number is outside its range.
 
     Example:
         >>> from fedlgm.layers import LayerTable
@@ -142,22 +142,22 @@ def invert(
 ) -> Reconstruction:
     """Reconstruct the images of the client behind an observation.
 
-    The attacker knows the model that the client started from, its local training, the number of its images and the
-    public noise scales; not its images, and not its labels unless they are given.
+    The attacker knows the model from which the client started, its local training, the number of its images and the
+    public noise scales. It does not know the images, nor their labels unless they are given.
 
     Args:
         module: a classifier of images that holds the weights from which the client started; not changed.
         observation: what the attacker sees.
-        training: the client's local training, with optimizer "sgd". A client with more images than one batch holds
-            takes its steps in an order that the attacker does not know: they are simulated on all images.
+        training: the client's local training, with optimizer "sgd". If a client has more images than one batch holds,
+            the order of its steps is unknown to the attacker: they are simulated on all images.
         images: number of the client's images.
         shape: shape (C, H, W) of one of them.
         labels: their labels, if the attacker knows them.
         settings: the attacker's effort.
-        progress: called with (iterations done, iterations in all).
+        progress: called with (iterations done, total iterations).
 
     Raises:
-        ConfigError: an optimizer other than "sgd", fewer than one image, or a number of labels other than `images`.
+        ConfigError: the optimizer is not "sgd", there is no image, or the number of labels is not `images`.
 
     Example:
         >>> from fedlgm import data, models

@@ -51,16 +51,16 @@ def confidence_logits(module: nn.Module, x: Tensor, y: Tensor) -> np.ndarray:
 
 
 def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = False) -> np.ndarray:
-    """Which examples (or clients) each model trains on, bool [models, examples].
+    """Examples (or clients) on which each model trains, bool [models, examples].
 
-    Models come in pairs that divide the examples between them, so that every example is in exactly half of the models,
-    even if a pair is left out.
+    Models come in pairs that divide the examples between them, so every example is in exactly half of the models, even
+    if a pair is left out.
 
     Args:
         examples: their number.
         models: number of models.
         seed: seed of the draws.
-        equal: whether all models train on equally many, as federations of a given number of clients do.
+        equal: whether all models train on the same number of examples, as federations of a given number of clients do.
 
     Raises:
         ConfigError: an odd number of models.
@@ -102,12 +102,12 @@ def likelihood_ratios(
     Args:
         target: confidence logits s of the target model, [n].
         shadows: those of the shadow models, [S, n].
-        membership: which example each shadow model was trained on, bool [S, n].
+        membership: examples on which each shadow model was trained, bool [S, n].
         online: whether shadow models trained on the example are used.
         shared_variance: one variance for all examples; by default with fewer than 64 shadow models.
 
     Raises:
-        ConfigError: shapes that differ, or an example with fewer than two models on a side that is needed.
+        ConfigError: the shapes differ, or an example has fewer than two models on a side that is needed.
 
     Example:
         >>> membership = np.array([[True], [True], [False], [False]])
@@ -130,20 +130,21 @@ def pooled(
     attack: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
     **options: object,
 ) -> MembershipResult:
-    """Every model is attacked in turn with the other pairs as shadow models; the decisions are pooled.
+    """Attack every model in turn with the other pairs as shadow models, and pool the decisions.
 
-    The model's own partner is set aside with it: otherwise fewer of a member's shadow models would have seen it than
-    not, and the scores would show that. Decisions about one example in different models are not independent, so the
-    intervals are somewhat too narrow.
+    The model's partner is set aside with it. Otherwise fewer of a member's shadow models would have been trained with
+    it than without it, and the scores would show this. Decisions about one example in different models are not
+    independent, so the intervals are somewhat too narrow.
 
     Args:
         scores: confidence logits, [M, n].
-        membership: which example each model was trained on, from `random_halves`, bool [M, n].
-        attack: (scores of the target [n], those of its shadow models [S, n], their membership) -> scores of membership.
-        **options: of `fedlgm.attacks.membership.evaluate_scores`.
+        membership: examples on which each model was trained, from `random_halves`, bool [M, n].
+        attack: (scores of the target [n], scores of its shadow models [S, n], their membership) -> scores of
+            membership.
+        **options: options of `fedlgm.attacks.membership.evaluate_scores`.
 
     Raises:
-        ConfigError: models that do not come in pairs, or fewer than four.
+        ConfigError: the models do not come in pairs, or there are fewer than four.
 
     Example:
         >>> membership = random_halves(examples=20, models=4)

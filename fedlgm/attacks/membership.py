@@ -1,7 +1,7 @@
 """Separation of members and non-members by scores: AUC and true-positive rates at low false-positive rates.
 
-An average hides what matters: an attack that is sure of a few members has an AUC near one half and still breaks their
-privacy (Carlini et al., S&P 2022, Section III). Every figure comes with an interval.
+An average hides the relevant figure: an attack that is sure of a few members has an AUC near one half and still breaks
+their privacy (Carlini et al., S&P 2022, Section III). Every figure comes with an interval.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Rate:
     Attributes:
         fpr: the requested rate.
         tpr: share of members above the threshold.
-        low: lower end of the Clopper-Pearson interval of `tpr`, for the threshold taken as given.
+        low: lower end of the Clopper-Pearson interval of `tpr` at the given threshold.
         high: its upper end.
-        fpr_high: upper end of the Clopper-Pearson interval of the false-positive rate at the threshold. Far above `fpr`
-            where there are too few non-members: n of them resolve no rate below 1 / n.
+        fpr_high: upper end of the Clopper-Pearson interval of the false-positive rate at the threshold. It is far
+            above `fpr` if there are too few non-members: n of them resolve no rate below 1 / n.
     """
 
     fpr: float
@@ -77,11 +77,11 @@ class MembershipResult:
 def evaluate_scores(
     members: np.ndarray, nonmembers: np.ndarray, *, fprs: Sequence[float] = FPRS, confidence: float = 0.95
 ) -> MembershipResult:
-    """Figures of an attack from its scores; higher means "member".
+    """Figures of an attack from its scores; a higher score means "member".
 
-    The interval of the AUC is DeLong's (Biometrics, 1988) on the logit scale; where every member scores above every
-    non-member, or below, it is the Clopper-Pearson interval for that many successes in as many trials as the smaller
-    set has examples.
+    The interval of the AUC is DeLong's (Biometrics, 1988) on the logit scale. If every member scores above every
+    non-member, or below, the interval is Clopper and Pearson's for as many successes as trials, where the number of
+    trials is the size of the smaller set.
 
     Args:
         members: scores of members, [n].
@@ -90,7 +90,7 @@ def evaluate_scores(
         confidence: confidence of the intervals, two-sided.
 
     Raises:
-        ConfigError: fewer than two members or non-members, scores that are NaN, or rates outside (0, 1).
+        ConfigError: there are fewer than two members or non-members, a score is NaN, or a rate lies outside (0, 1).
 
     Example:
         >>> result = evaluate_scores(np.array([3.0, 2.0, 1.0, 0.5]), np.array([1.5, 0.0, -1.0, -2.0]), fprs=(0.25,))

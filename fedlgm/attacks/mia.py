@@ -14,10 +14,10 @@ from fedlgm.attacks.membership import MembershipResult, evaluate_scores
 
 @torch.no_grad()
 def output_scores(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarray]:
-    """Scores of examples from the model's outputs, by attack; higher means "member", float64 [n] each.
+    """Scores of examples from the model's outputs, by attack, float64 [n] each; a higher score means "member".
 
-    "loss": minus the cross-entropy. "confidence": the largest probability; needs no label. "entropy": minus the entropy
-    of the prediction; needs no label. "modified-entropy": minus the entropy that uses the label (Song and Mittal,
+    "loss" is minus the cross-entropy. "confidence" is the largest probability and "entropy" minus the entropy of the
+    prediction; neither needs a label. "modified-entropy" is minus the entropy that uses the label (Song and Mittal,
     equation 8).
 
     Args:

@@ -21,7 +21,7 @@ from fedlgm.run_noise import RunNoise
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """One client's update as it reaches the attacker.
+    """One client's update as the attacker sees it.
 
     Attributes:
         layers: the model's layers.
@@ -48,13 +48,13 @@ class Observation:
 
     @classmethod
     def released(cls, update: Tensor, plan: ReleasePlan, keys: KeyRing, round: int = 1) -> Observation:
-        """The update [D] bounded and noised as `plan` says, through the library's own release.
+        """The update [D], bounded and noised according to `plan` by the library's own release.
 
-        Under local trust this is what the client sends. Under central trust it is the released sum minus every other
-        contribution, which the adversary of differential privacy knows.
-        If noise is correlated over rounds, that adversary knows the noise of earlier rounds and sees this round's noise
-        again in later ones: all rounds of the run together leave noise sigma / ||C[:, t]|| on the update. Released for
-        measurement only: nothing is charged.
+        Under local trust this is the client's message. Under central trust it is the released sum minus every other
+        contribution, which the adversary of differential privacy knows. If noise is correlated over rounds, this
+        adversary also knows the noise of earlier rounds and sees this round's noise again in later ones: all rounds of
+        the run together leave noise sigma / ||C[:, t]|| on the update. The release serves measurement only, so nothing
+        is charged.
         """
         bounded, sigma = bound_update(update, plan), plan.round_sigma
         if plan.facts.noise is None:
@@ -74,7 +74,8 @@ class Observation:
     def signal_share(self) -> np.ndarray:
         """Estimated share of each layer's energy that is not noise, in [0, 1], [K]; 0 for a layer that is not seen.
 
-        max(0, 1 - d_j sigma_j^2 / ||u_j||^2): the attacker computes it from what it sees and the public noise scales.
+        The share is max(0, 1 - d_j sigma_j^2 / ||u_j||^2), which the attacker computes from the observation and the
+        public noise scales.
         """
         energy = self.layers.squared_norms(self.update).numpy()
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,8 +1,8 @@
 """RMIA: the robust membership attack, for few shadow models (Zarifzadeh, Liu and Shokri, ICML 2024).
 
-A unit x scores by the share of other units z that it dominates: those for which Pr(x|theta)/Pr(x) is at least gamma
-times Pr(z|theta)/Pr(z). Pr(x) is the mean probability of x over reference models, of which one or two are enough, since
-no law of the confidences is fitted.
+The score of a unit x is the share of other units z that it dominates, that is, for which Pr(x|theta)/Pr(x) is at least
+gamma times Pr(z|theta)/Pr(z). Pr(x) is the mean probability of x over reference models. One or two of these are
+enough, since no law of the confidences is fitted.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from fedlgm.errors import ConfigError
 GAMMA = 2.0
 """Least ratio by which a unit dominates another."""
 OFFLINE = 0.3
-"""The paper's a: Pr(x) = ((1 + a) Pr(x)_out + 1 - a) / 2 where no reference model saw x: models that did are surer."""
+"""The paper's a in Pr(x) = ((1 + a) Pr(x)_out + 1 - a) / 2, used if no reference model was trained on x."""
 
 
 def relative_ratios(
     target: np.ndarray, shadows: np.ndarray, membership: np.ndarray, *, online: bool = True, gamma: float = GAMMA
 ) -> np.ndarray:
-    """Membership scores of a target model's units; higher means "member", float64 [n].
+    """Membership scores of a target model's units, float64 [n]; a higher score means "member".
 
     Args:
         target: mean confidence logits ln(p / (1 - p)) of each unit, p the true class's probability, [n].
         shadows: those of the shadow models, [S, n].
-        membership: which unit each shadow model was trained on, bool [S, n].
+        membership: units on which each shadow model was trained, bool [S, n].
         online: whether models that saw a unit are used; otherwise Pr(x) comes from the models that did not, corrected.
         gamma: see `GAMMA`.
 
     Raises:
-        ConfigError: shapes that differ, gamma below 1, or a unit without a model on a side that is needed.
+        ConfigError: the shapes differ, gamma is below 1, or a unit has no model on a side that is needed.
 
     Source: Zarifzadeh et al., Section 3; the offline form is in their appendix.
 

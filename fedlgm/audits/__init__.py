@@ -1,4 +1,4 @@
-"""Audits: lower bounds on the true epsilon of releases, beside the claimed and proven values.
+"""Audits: lower bounds on the true epsilon of releases, to compare with the claimed and proven values.
 
     from fedlgm.audits import Audit, Subject, audit_release
 
@@ -6,7 +6,7 @@
     audit_release(release, epsilon=1.0, delta=1e-5)      # any function that releases one of two neighbouring inputs
     Canaries(layers, count, keys)                        # canaries for your own run
 
-Each bound's assumptions are stated in `fedlgm.audits.bounds` (guesses counted) and `fedlgm.audits.gaussian_scores`.
+`fedlgm.audits.bounds` (for counted guesses) and `fedlgm.audits.gaussian_scores` state each bound's assumptions.
 """
 
 from fedlgm.audits.audit import Audit, OwnAudit, register, watch

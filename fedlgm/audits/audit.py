@@ -37,18 +37,18 @@ class Audit:
     """Settings for the audit of a mechanism.
 
     Attributes:
-        method: "auto" takes the strongest method that fits: canary-aligned sums for Gaussian noise under central trust,
-            a distinguisher for everything else. "probe" is deterministic; "distinguisher" tries one release many times;
-            "one-run-gaussian" and "one-run" put canaries into one run. A method of your own is registered (`register`)
-            or named as "package.module:name".
+        method: "auto" takes the strongest method that fits: canary-aligned sums for Gaussian noise under central
+            trust, a distinguisher for everything else. "probe" is deterministic; "distinguisher" tries one release
+            many times; "one-run-gaussian" and "one-run" put canaries into one run. A user's method is registered
+            (`register`) or named as "package.module:name".
         confidence: confidence of the whole audit: releases as reported pass with at least this probability; see
             `audits.level`.
         trials: releases of each population, for the distinguisher.
-        canaries: number of canaries for one-run methods; None for as many as make the bound tight.
+        canaries: number of canaries for one-run methods; None uses enough for a tight bound.
         seed: seed of the audit, including its noise; None draws it from the operating system.
 
     Raises:
-        ConfigError: an unknown method, or a confidence out of range.
+        ConfigError: the method is unknown, or the confidence out of range.
     """
 
     method: str = "auto"
@@ -63,15 +63,16 @@ class Audit:
             raise ConfigError(f"confidence must lie in (0.5, 1), got {self.confidence}")
 
     def mechanism(self, subject: Subject, progress: Progress | None = None) -> AuditResult:
-        """Audit a mechanism on artificial updates; every method also checks whitened sensitivity and plan purity.
+        """Audit a mechanism on artificial updates. Every method also checks whitened sensitivity and plan purity.
 
         Args:
             subject: mechanism to audit.
             progress: called with (done, all).
 
         Raises:
-            ConfigError: too few trials or canaries, a mechanism that releases nothing, a single-release method for a
-                run whose rounds are one mechanism, or a one-run method for releases that cannot hold canaries.
+            ConfigError: there are too few trials or canaries, the mechanism releases nothing, a single-release method
+                is used for a run whose rounds are one mechanism, or a one-run method for releases that cannot hold
+                canaries.
 
         Example:
             >>> Audit(method="probe").mechanism(Subject.of("snr-consistent")).passed
@@ -129,14 +130,14 @@ class Audit:
 
 
 OwnAudit = Callable[[Subject, Audit, Progress | None], AuditResult]
-"""(subject, settings, progress) -> what the audit found; `Reported.audited` makes the result."""
+"""(subject, settings, progress) -> findings of the audit; `Reported.audited` makes the result."""
 _METHODS: dict[str, OwnAudit | None] = dict.fromkeys(get_args(Method))  # None: the library's own
 
 
 def register(name: str, audit: OwnAudit) -> None:
-    """Make an audit known by a name, for `Audit(method=name)` and `fedlgm audit --method NAME`.
+    """Register an audit under a name, for `Audit(method=name)` and `fedlgm audit --method NAME`.
 
-    Whitened sensitivity and plan purity are checked besides, as for every method.
+    As for every method, whitened sensitivity and plan purity are checked as well.
 
     Args:
         name: a new name.
@@ -203,9 +204,9 @@ def plenty(size: int, rounds: int) -> int:
 
 
 def watched_rounds(subject: Subject) -> int:
-    """Number of rounds that an audit of single releases runs: all of a short run, the first ones of a long one.
+    """Number of rounds that an audit of single releases runs: all rounds of a short run, the first ones of a long run.
 
-    If the rounds are one mechanism, it runs all of them, unless drawing them takes too long.
+    If the rounds are one mechanism, the audit runs all of them, unless drawing them takes too long.
 
     Example:
         >>> watched_rounds(Subject.of("snr-consistent", rounds=300))

@@ -1,15 +1,15 @@
-"""From canary scores to lower bounds on epsilon by counting guesses: pure functions of NumPy arrays.
+"""Lower bounds on epsilon from canary scores by counting guesses, as pure functions of NumPy arrays.
 
 A score is any number that tends to be higher for canaries that were in than for those that were left out. Every bound
 holds with probability `confidence` over the canaries' fair coins and the mechanism's noise, under the neighbouring
-relation by which in and out differ. Assumptions:
+relation by which in and out differ. The assumptions are:
 
     epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release
     epsilon_one_run           one run, canaries in by independent fair coins; any (epsilon, delta)-DP release
 
 Scores with Gaussian noise allow tighter bounds: `fedlgm.audits.gaussian_scores`.
 
-A bound is taken at one threshold, by default chosen on one half of the scores and evaluated on the other.
+Each bound is taken at one threshold, which by default is chosen on one half of the scores and evaluated on the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedlgm.errors import ConfigError
 
 
 def clopper_pearson_upper(count: npt.ArrayLike, trials: npt.ArrayLike, significance: float) -> Array:
-    """Upper limits of a binomial probability, one-sided at level `significance`, for `count` successes of `trials`.
+    """One-sided upper limits of a binomial probability at level `significance`, for `count` successes of `trials`.
 
     Args:
         count: successes, any shape.
@@ -61,7 +61,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     """Bound on the probability of at least `correct` correct guesses under (epsilon, delta)-DP.
 
     Args:
-        canaries: m, each in by its own fair coin.
+        canaries: number m of canaries, each of which a separate fair coin puts in.
         guesses: number r <= m of canaries guessed.
         correct: number v of correct guesses.
         epsilon: epsilon >= 0 of the hypothesis.
@@ -116,7 +116,7 @@ def epsilon_clopper_pearson(
         seed: seed of the split.
 
     Raises:
-        ConfigError: an argument outside its range, or too few scores.
+        ConfigError: an argument is outside its range, or there are too few scores.
 
     Source: Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning" (NeurIPS 2020).
 
@@ -135,7 +135,7 @@ def epsilon_clopper_pearson(
 
 
 def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
-    """Threshold at which these scores give the largest bound; for use on other scores."""
+    """Threshold at which these scores give the largest bound, for use on other scores."""
     return _best(scores, delta, 1 - confidence, None)[1]
 
 
@@ -162,17 +162,17 @@ def epsilon_one_run(
     threshold: float | None = None,
     seed: int | None = 0,
 ) -> float:
-    """Lower bound on epsilon from one run: canaries that score at least the threshold are guessed to be in.
+    """Lower bound on epsilon from one run, in which canaries that score at least the threshold are guessed to be in.
 
     Args:
-        scores: scores of m canaries, each in by its own fair coin; a score depends only on the release.
+        scores: scores of m canaries, each of which a separate fair coin puts in; a score depends only on the release.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
         threshold: the threshold; None chooses it on one half of the scores and evaluates it on the other.
         seed: seed of the split.
 
     Raises:
-        ConfigError: an argument outside its range, or too few scores.
+        ConfigError: an argument is outside its range, or there are too few scores.
 
     Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023).
 
@@ -241,10 +241,10 @@ def largest_epsilon(method: Counting, canaries: int, delta: float, confidence: f
 def canaries_needed(method: Counting, epsilon: float, delta: float, confidence: float = CONFIDENCE) -> int:
     """Fewest canaries (or trials), as a power of two, that could show more than `epsilon` if no guess were wrong.
 
-    Arguments as for `largest_epsilon`.
+    The arguments are those of `largest_epsilon`.
 
     Raises:
-        ConfigError: no number of canaries could.
+        ConfigError: no number of canaries could show it.
 
     Example:
         >>> canaries_needed("one-run", epsilon=2.0, delta=1e-5)

@@ -1,11 +1,12 @@
-"""Canaries in a run: known contributions, added to some of its sums and searched for in the releases.
+"""Canaries in a run: known contributions that are added to some of its sums and searched for in the releases.
 
-A canary contributes as much as a client may, in a random direction: in layer j its update is a vector of random signs
-whose norm is far above the bound s_j, so that the release's own clipping brings it there. The auditor is the adversary
-of the definition: it knows every client's contribution and every direction, but not whether a canary was in; once it
-has inferred that, it knows all of the noise. What it sees of canary i in a round is the *canary-aligned sum* <u_i,
-(release - clients' sum) / sigma>, with u_i the canary's unit direction in units of the noise: signal mu = 1 / sigma_eff
-if the canary was in, and exactly Gaussian noise of standard deviation 1 if the release is as planned.
+A canary contributes as much as a client may, in a random direction. In layer j its update is a vector of random signs
+whose norm is far above the bound s_j, so that the release's own clipping reduces it to the bound. The auditor is the
+adversary of the definition: it knows every client's contribution and every direction, but not whether a canary was in.
+Once it has inferred this, it knows all of the noise. Its view of canary i in a round is the *canary-aligned sum* <u_i,
+(release - clients' sum) / sigma>, with u_i the canary's unit direction in units of the noise. If the canary was in,
+the signal is mu = 1 / sigma_eff; if the release is as planned, the noise is exactly Gaussian with standard deviation
+1.
 
     canaries.insert(round, plan, total)    # before the noise; total [plan.size] is changed in place
     noisy = release(total, plan, keys, round)
@@ -14,8 +15,7 @@ if the canary was in, and exactly Gaussian noise of standard deviation 1 if the 
 
 If the rounds of a run are one mechanism (correlated noise, restricted participation), a canary takes part as a client
 may: in every b-th round, beginning with one of the first b, and each time with the same contribution, whose sign is
-random.
-The checks of the noise then use z = C w, which whitening computes from the noise of the rounds so far.
+random. The checks of the noise then use z = C w, which whitening computes from the noise of the rounds so far.
 """
 
 from __future__ import annotations
@@ -49,33 +49,32 @@ _PARTICIPATION, _SIGNS, _BITS, _SKETCHES = 0, 1, 2, 3  # paths of the auditor's 
 
 
 class ReleaseObserver(Protocol):
-    """An observer of a simulation's sums before and after noise. Never part of a deployment."""
+    """An observer of a simulation's sums before and after noise. It is never part of a deployment."""
 
     def insert(self, round: int, plan: ReleasePlan, total: Tensor) -> None:
-        """Called with the bounded sum [plan.size] before noise is added; may add to it in place."""
+        """Receive the bounded sum [plan.size] before noise is added; the observer may add to it in place."""
         ...
 
     def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
-        """Called with the noisy sum [plan.size] before it is used."""
+        """Receive the noisy sum [plan.size] before it is used."""
         ...
 
 
 class Canaries:
-    """m canaries over the layers of a run; see the module.
+    """m canaries over the layers of a run (see the module).
 
     Args:
         layers: the layers that are released (as the mechanism sees them).
         count: number m of canaries.
         keys: the auditor's own ring, never that of the noise.
-        presence: "release": each canary takes part in nine rounds of ten, each time in its direction or the opposite
-            one by a fair coin, for bounds on single releases;
-            "run": a fair coin decides for the whole run, and an included canary takes part with probability `rate`,
-            as a client does, for bounds on the run as a whole. In a run whose rounds are one mechanism (see the module)
-            both are the same.
+        presence: unit of a canary's coin. With "release" each canary takes part in nine rounds of ten, each time in
+            its direction or the opposite one by a fair coin, for bounds on single releases. With "run" a fair coin
+            decides for the whole run, and an included canary takes part with probability `rate`, as a client does, for
+            bounds on the run as a whole. In a run whose rounds are one mechanism (see the module) both are the same.
         rate: the run's sampling rate q.
 
     Raises:
-        ConfigError: fewer than two canaries.
+        ConfigError: there are fewer than two canaries.
     """
 
     def __init__(
@@ -149,7 +148,7 @@ class Canaries:
         return _Part.of(orientation, orientation * present, self._unit)
 
     def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
-        """Record what the canaries see of a noisy sum [plan.size]."""
+        """Record the canaries' view of a noisy sum [plan.size]."""
         if self._inserted is None:
             raise ValueError("observe was called without insert")
         (before, contributed, part), self._inserted = self._inserted, None
@@ -188,7 +187,7 @@ class Canaries:
         return np.asarray((self._unit @ torch.from_numpy(seen).float()).numpy())
 
     def record(self) -> CanaryRecord:
-        """Everything seen so far.
+        """Everything observed so far.
 
         Raises:
             ConfigError: no round was observed.
@@ -348,7 +347,7 @@ def _columns(plan: ReleasePlan, layers: LayerTable) -> dict[int, tuple[int, int,
 def canary_count(size: int, rounds: int, groups: int = 1) -> int:
     """Number of canaries that a run can hold at little cost if each takes part in `rounds` rounds.
 
-    This is enough for 3,000 participations in all, unless the canaries would be too many for the coordinates or the
+    This number gives 3,000 participations in all, unless the canaries would be too many for the coordinates or the
     memory.
 
     Args:

@@ -13,16 +13,16 @@ _FEWEST = 8  # coordinates of which a correlation says something
 
 
 def correlations(layers: int, kept: int = 1) -> int:
-    """Largest number of correlations examined in a round of so many layers, with `kept` earlier vectors."""
+    """Largest number of correlations examined in a round with this many layers and `kept` earlier vectors."""
     return 2 * kept + max(0, 2 * layers - 3)
 
 
 class Correlations:
     """The most significant correlation of each round's noise.
 
-    It compares a round's noise with each of the vectors that earlier rounds left behind, in this round and in all so
-    far together, and each layer's noise with that of its neighbour and of the first layer. For independent Gaussian
-    noise every cosine has exactly a t law, whose normal quantiles z are summed over the rounds.
+    The comparison covers each of the vectors that earlier rounds left behind, in this round and in all rounds so far
+    together, and for each layer the noise of its neighbour and of the first layer. For independent Gaussian noise
+    every cosine has exactly a t law, whose normal quantiles z are summed over the rounds.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Correlations:
 
         Args:
             noise: the round's noise, NaN where not known.
-            past: vectors of the same size that it should be independent of, the latest last.
+            past: vectors of the same size of which the noise should be independent, the latest last.
             parts: its layers.
         """
         pairs: list[tuple[Array, Array]] = [(noise, vector) for vector in reversed(past)]

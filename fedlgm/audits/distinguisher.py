@@ -1,8 +1,8 @@
 """Many-trial distinguishers: release two neighbouring populations repeatedly and try to distinguish them.
 
 `audit_mechanism_by_trials` knows the plans and scores a release by its exact log-likelihood ratio. `audit_release`
-assumes nothing: it takes any function, of this library or another, that releases one of two neighbouring inputs, learns
-to distinguish them on half of the trials, and counts errors on the other half.
+assumes nothing. It takes any function, from this library or elsewhere, that releases one of two neighbouring inputs.
+It learns to distinguish the two inputs on half of the trials and counts errors on the other half.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedlgm.noise import Family
 
 Array = npt.NDArray[np.float64]
 Release = Callable[[int, np.random.Generator], npt.ArrayLike]
-"""(0 or 1: which of two neighbouring inputs, source of randomness) -> what is released, [n]."""
+"""(0 or 1: which of two neighbouring inputs, source of randomness) -> released numbers, [n]."""
 OnTrial = Callable[[int, int], None]
 TRIALS = 4000
 _CERTAIN = 1e6  # log-likelihood ratio of what only one population can release
@@ -45,7 +45,7 @@ def audit_mechanism_by_trials(
     seed: int | None = None,
     on_trial: OnTrial | None = None,
 ) -> AuditResult:
-    """Audit one release of a mechanism, without sampling, on the most telling of several neighbours.
+    """Audit one release of a mechanism, without sampling, on the most distinguishable of several neighbours.
 
     Args:
         subject: what to audit.
@@ -55,7 +55,7 @@ def audit_mechanism_by_trials(
         on_trial: called with (done, all).
 
     Raises:
-        ConfigError: too few trials for any bound at this confidence.
+        ConfigError: there are too few trials for any bound at this confidence.
     """
     check_trials(trials, subject.delta, confidence)
     later = subject.start if subject.private_plan else subject.later()
@@ -129,15 +129,15 @@ def audit_release(
     name: str = "release",
     on_trial: OnTrial | None = None,
 ) -> AuditResult:
-    """Audit any release by its outputs, in your own code or another framework's.
+    """Audit any release by its outputs, from your own code or another framework.
 
     Args:
         release: called with 0 or 1 (which of two neighbouring inputs) and a source of randomness, which it need not
-            use; returns the released vector, always of the same length (several rounds are concatenated).
+            use. It returns the released vector, always of the same length (several rounds are concatenated).
         epsilon: its reported epsilon, for these neighbours.
         delta: its delta.
-        noise: "gaussian" if the release is known to be linear with Gaussian noise: the distance of the populations then
-            bounds epsilons of any size. Otherwise errors are counted, which shows at most about ln(trials).
+        noise: "gaussian" if the release is known to be linear with Gaussian noise. The distance of the populations
+            then bounds epsilons of any size. Otherwise errors are counted, which shows at most about ln(trials).
         trials: releases of each input.
         confidence: confidence of the bound.
         seed: seed of the randomness given to `release` and of the split.
@@ -145,7 +145,7 @@ def audit_release(
         on_trial: called with (done, all).
 
     Raises:
-        ConfigError: too few trials, or releases of different lengths.
+        ConfigError: there are too few trials, or releases have different lengths.
 
     Example:
         >>> def release(world, rng):  # a sum of sensitivity 1 with half the noise that epsilon = 1 needs
@@ -193,11 +193,11 @@ def audit_release(
 class Discriminant:
     """A linear discriminant of features of a release.
 
-    Features are the released numbers themselves, as long as there are 16 trials for each of them; else their projection
-    on the difference of the two means, each number in units of its own variance, so that a number without noise
-    outweighs all others. Correlations among many numbers are then not learnt. Unless the discriminant has to be linear,
-    features of the noise scales are added: the log-likelihood ratio of the numbers' own variances, and the logarithm of
-    the mean square of all deviations.
+    Features are the released numbers themselves if there are at least 16 trials for each of them. Otherwise they are
+    the projection of the numbers on the difference of the two means, each number in units of its own variance, so that
+    a number without noise outweighs all others; correlations among many numbers are then not learnt. Unless the
+    discriminant has to be linear, features of the noise scales are added: the log-likelihood ratio of the numbers' own
+    variances, and the logarithm of the mean square of all deviations.
 
     Attributes:
         direction: direction of the projection, [n]; None if the numbers themselves are the features.

@@ -17,13 +17,13 @@ from fedlgm.errors import ConfigError
 
 @dataclass(frozen=True)
 class NoiseSeen:
-    """Knowledge of the noise in canary-aligned sums, besides the sums themselves.
+    """Knowledge of the noise in canary-aligned sums, in addition to the sums.
 
     Attributes:
-        degrees: degrees of freedom of its variance.
-        variance: its variance over the planned one, if measured separately; None: the sums' variance.
-        length: length of the sum of all planned contributions in units of the noise; None: the value for orthogonal
-            canaries.
+        degrees: degrees of freedom of the noise's variance.
+        variance: this variance over the planned one, if measured separately; None uses the sums' variance.
+        length: length of the sum of all planned contributions in units of the noise; None uses the value for
+            orthogonal canaries.
     """
 
     degrees: float
@@ -38,11 +38,10 @@ class NoiseSeen:
         sizes: npt.NDArray[np.int64],
         length: float | None = None,
     ) -> NoiseSeen:
-        """Noise observed completely in T rounds: its variance along a canary over several layers.
+        """Noise that was observed completely in T rounds, with its variance along a canary over several layers.
 
-        The mean of chi-square variables with different weights is
-        taken to have the chi-square law of the same mean and variance (Satterthwaite), whose lower tail is heavier:
-        bounds err on the low side.
+        The mean of chi-square variables with different weights is replaced by a chi-square variable of the same mean
+        and variance (Satterthwaite). The lower tail of its law is heavier, so bounds err on the low side.
 
         Args:
             energy: mean square of the noise in each layer over the planned one, [T, K].
@@ -67,16 +66,16 @@ def noise_ratio(
 ) -> float:
     """Lower bound on the true signal-to-noise ratio over the planned one, from one run of a Gaussian release.
 
-    Observation i is ratio * planned_i + Gaussian noise of one common, unknown variance, which is part of what is
-    tested; the planned signals are in units of the planned noise, so a release exactly as planned has the ratio 1. A
+    Observation i is ratio * planned_i + Gaussian noise of one common, unknown variance, which is part of the tested
+    quantity. The planned signals are in units of the planned noise, so a release exactly as planned has the ratio 1. A
     release with ratio r costs as much as the planned one with its noise divided by r.
 
-    The least-squares slope over its standard error has a noncentral t law, which is inverted: exact for independent
-    Gaussian noise, and in all coordinates if the noise was observed completely.
+    The least-squares slope over its standard error has a noncentral t law, which is inverted. The bound is exact for
+    independent Gaussian noise, and in all coordinates if the noise was observed completely.
 
     Args:
         observed: canary-aligned sums in units of the planned noise, [n].
-        planned: signal of each by the plan, 0 for a canary that is out, [n].
+        planned: planned signal of each, 0 for a canary that is out, [n].
         confidence: in (0.5, 1).
         noise: further knowledge of the noise; by default the sums are assumed to be independent.
 
@@ -84,11 +83,11 @@ def noise_ratio(
         The bound, at least 0; `inf` if there is no noise at all.
 
     Raises:
-        ConfigError: too few observations, or no included canary.
+        ConfigError: there are too few observations, or no included canary.
 
-    Source: canary-aligned sums as Gaussian scores: Agrawal, Wei, Singh, Magdon-Ismail and Zikas, "Let's Ask Gauss:
-        Improved One-Run Privacy Auditing" (2026). The paper's bound compares two fitted Gaussians; this one is exact in
-        finite samples and applies to single rounds, whose sums are exactly Gaussian.
+    Source: Agrawal, Wei, Singh, Magdon-Ismail and Zikas, "Let's Ask Gauss: Improved One-Run Privacy Auditing" (2026),
+        for canary-aligned sums as Gaussian scores. The paper's bound compares two fitted Gaussians. This bound is
+        exact in finite samples and applies to single rounds, whose sums are exactly Gaussian.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -132,8 +131,8 @@ def seen_degrees(overlap: Array, canaries: int) -> float:
 def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
     """Lower bound on mu, the distance of the means in standard deviations, of scores with Gaussian noise.
 
-    The noise has one common, unknown variance in and out; two-sample t statistic, noncentral t law inverted. A release
-    with such a mu has epsilon = `privacy.gaussian_epsilon(mu, delta)`.
+    The noise has one common, unknown variance in and out, so the noncentral t law of the two-sample t statistic is
+    inverted. A release with such a mu has epsilon = `privacy.gaussian_epsilon(mu, delta)`.
 
     Args:
         scores: independent scores with Gaussian noise.
@@ -143,7 +142,7 @@ def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
         The bound, at least 0; `inf` where there is no noise at all.
 
     Raises:
-        ConfigError: a confidence outside its range, or fewer than two scores in or out.
+        ConfigError: the confidence is outside its range, or there are fewer than two scores in or out.
 
     Example:
         >>> rng = np.random.default_rng(0)

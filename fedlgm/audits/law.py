@@ -1,4 +1,4 @@
-"""Test whether noise is Gaussian: count its numbers in a few cells and compare with the normal law.
+"""Test whether noise is Gaussian by counting its numbers in a few cells and comparing the counts with the normal law.
 
 The counts are exactly binomial for noise as planned, since its scale is known and not estimated.
 """
@@ -19,7 +19,7 @@ _BELOW = scipy.stats.norm.cdf(_EDGES)
 PROBABILITIES = np.concatenate([_BELOW[:1], np.diff(_BELOW), _BELOW[:1]])
 _TAILS = (4, 3, 2)  # outer cells on either side: beyond 2.5, 3 and 3.5 standard deviations
 STATISTICS = CELLS + len(_TAILS)
-"""Counts that are looked at: of each cell, and of the tails of both sides together."""
+"""Counts that are tested: those of each cell, and those of the tails of both sides together."""
 
 
 def _with_tails(values: Array) -> Array:
@@ -41,7 +41,7 @@ def counted(noise: Array) -> Array:
 
 
 def least_likely(counts: Array) -> tuple[float, int]:
-    """(p-value, number) of the statistic whose count is the least likely, in both directions together.
+    """(p-value, number) of the statistic with the least likely count, in either direction.
 
     Args:
         counts: counts of one layer over the rounds, [CELLS].

@@ -1,10 +1,10 @@
-"""How the level of an audit, 1 - confidence, is shared among everything that can make the audit fail.
+"""Division of the level of an audit, 1 - confidence, among all statements that can make the audit fail.
 
-An audit of canaries fails if one of several bounds exceeds what is reported, or if a check of the noise fails. Each of
-these statements has its own level; by the union bound the levels of all of them add up to at most the level of the
-audit, so a release that is as reported fails with probability at most 1 - confidence. Checks without statistics
-(whitened sensitivity, plan purity, noise on the ledger) take no share, and a method that makes one statement alone
-(distinguisher, one-run) keeps the whole level.
+An audit of canaries fails if one of several bounds exceeds the reported figure, or if a check of the noise fails. Each
+of these statements has its own level. By the union bound the levels add up to at most the level of the audit, so a
+release that is as reported fails with probability at most 1 - confidence. Checks without statistics (whitened
+sensitivity, plan purity, noise on the ledger) take no share. A method that makes only one statement (distinguisher,
+one-run) keeps the whole level.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shares:
-    """Level of each statement of an audit: equal parts for the kinds of statements, equal parts within a kind.
+    """Level of each statement of an audit, in equal parts for the kinds of statements and within each kind.
 
-    The kinds are the bound on the releases as a
-    whole, bounds on single layers and, for the noise, its scale in each layer, its independence of earlier noise,
-    similar sketches, repeated windows, and its law.
+    The kinds are the bound on the releases as a whole, bounds on single layers and five checks of the noise: its scale
+    in each layer, its independence of earlier noise, similar sketches, repeated windows, and its law.
 
     Attributes:
         whole: level of the bound on the releases as a whole.
@@ -57,7 +56,7 @@ class Shares:
             layers: number K of layers.
             correlations: number of correlations examined.
             pairs: number of pairs of sketches.
-            places: number of windows, each times the places in which it is searched for.
+            places: number of comparisons, that is, of windows times the places in which each is searched for.
             cells: number of counts in the test of the noise's law.
             per_layer: whether single layers are bounded.
 

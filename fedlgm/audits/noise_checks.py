@@ -18,12 +18,12 @@ from fedlgm.layers import LayerTable
 
 
 def shares_of(record: CanaryRecord, confidence: float, *, kept: int = 1, per_layer: bool = True) -> Shares:
-    """Levels of an audit of a record; the number of statements depends only on rounds, layers and sizes.
+    """Levels of an audit of a record. The number of statements depends only on rounds, layers and sizes.
 
     Args:
         record: the canaries' observations.
         confidence: confidence of the audit.
-        kept: vectors that a round's noise leaves behind, see `whitening.kept`.
+        kept: vectors that a round's noise leaves behind (see `whitening.kept`).
         per_layer: whether single layers are bounded.
     """
     rounds, layers = record.energy.shape
@@ -39,10 +39,10 @@ def shares_of(record: CanaryRecord, confidence: float, *, kept: int = 1, per_lay
 
 
 def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tuple[Check, ...]:
-    """Check that the noise has its planned scale in every layer, is independent, new and Gaussian.
+    """Check that the noise has its planned scale in every layer and is independent, new and Gaussian.
 
-    The mean square has a chi-square law, a correlation a t law and the count of a cell a binomial law: all of them are
-    exact for independent Gaussian noise.
+    The mean square has a chi-square law, a correlation a t law and the count of a cell a binomial law. All are exact
+    for independent Gaussian noise.
     """
     z, value = _most_correlated(record)
     return (
@@ -116,7 +116,8 @@ def _limit(share: float) -> float:
 def cancelled_by(record: CanaryRecord, shares: Shares) -> float:
     """Factor by which an observer of the earlier noise can reduce noise that is correlated with it.
 
-    It exceeds 1 only if the check of the noise's independence or repetition fails, so it takes no share of the level.
+    The factor exceeds 1 only if the check of the noise's independence or repetition fails, so it takes no share of the
+    level.
     """
     alike = most_alike(record.sketch)
     found = record.found[int(np.argmax(record.found[:, 0]))]

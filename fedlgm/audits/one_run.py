@@ -1,6 +1,6 @@
 """Bounds from the canaries of one run: whole releases, single layers, and checks of the noise.
 
-Everything that can make such an audit fail shares its level, see `level`.
+All statements that can make such an audit fail share its level (see `level`).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def audit_record(
     """Audit a run from its canaries' observations.
 
     Args:
-        record: see `Canaries.record`. Bounds on single releases ("one-run-gaussian") and on whole runs ("one-run") need
-            records with presence = "release" and "run".
+        record: the record, see `Canaries.record`. Bounds on single releases ("one-run-gaussian") need records with
+            presence = "release", bounds on whole runs ("one-run") records with presence = "run".
         layers: the layers that were released.
         reported: the run's reported figures.
         method: "one-run-gaussian": canary-aligned sums give the noise ratio of single releases, and the accountant
             composes them; "one-run": scores of the run as a whole.
-        confidence: confidence of the whole audit: with at least this probability, releases that are as reported pass
-            and `epsilon_lower` is at most the true epsilon. Bounds and checks share the level, see `level.Shares`.
-        per_layer: whether single layers are examined. Without them the accountant is also faster, and the bound a
-            thousandth smaller.
+        confidence: confidence of the whole audit. With at least this probability, releases that are as reported pass
+            and `epsilon_lower` is at most the true epsilon. Bounds and checks share the level (see `level.Shares`).
+        per_layer: whether single layers are examined. Without them the accountant is faster and the bound a thousandth
+            smaller.
 
     Raises:
         ConfigError: the record does not fit the method, or there are too few canaries.
@@ -66,11 +66,11 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, q
     """Epsilon of releases whose noise is that of the plan divided by `ratio`.
 
     Args:
-        reported: rate, relation, delta.
-        signals: mu of each release by the plan, [T]; 0 where nothing was released.
+        reported: reported figures, of which rate, relation and delta are used.
+        signals: planned mu of each release, [T]; 0 where nothing was released.
         ratio: signal-to-noise over the planned one.
-        quick: compute at a tenth of the cost, on a grid ten times as coarse, and subtract a thousandth: its epsilon is
-            at most 1e-4 too large.
+        quick: compute on a grid ten times as coarse, at a tenth of the cost, and subtract a thousandth. The epsilon of
+            this grid is at most 1e-4 too large.
     """
     if ratio <= 0 or not (signals > 0).any():
         return 0.0
@@ -109,7 +109,7 @@ def release_ratio(record: CanaryRecord, layers: LayerTable, confidence: float = 
 
 
 def layer_ratio(record: CanaryRecord, layer: int, size: int, confidence: float = CONFIDENCE) -> float:
-    """The same for one layer alone, of `size` coordinates; 0 if it was never released."""
+    """Lower bound on the ratio of one layer alone, of `size` coordinates; 0 if it was never released."""
     seen = np.flatnonzero(record.layer_signal[:, layer] > 0)
     if len(seen) == 0:
         return 0.0
@@ -153,8 +153,8 @@ def _audit_releases(
 def run_scores(record: CanaryRecord) -> Scores:
     """Log-likelihood ratios "in the run" against "not in it", of canaries that are in and of canaries that are out.
 
-    A score is a function of the releases (and of public plans) alone: it sums over the rounds
-    ln(1 - q + q exp(mu x - mu^2 / 2)), x the round's canary-aligned sum.
+    A score is a function only of the releases (and of public plans): the sum over the rounds of ln(1 - q + q exp(mu x
+    - mu^2 / 2)), with x the round's canary-aligned sum.
     """
     mu = record.signal[:, None]
     exponent = mu * record.raw * record.orientation - mu**2 / 2

@@ -1,4 +1,4 @@
-"""Noise that returns permuted, reversed or with other signs: sorted, its absolute values are those of another round."""
+"""Detection of noise that returns permuted, reversed or with other signs, by its sorted absolute values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EQUAL = 1e-4  # in units of the noise: more than rounding, far below what two d
 
 
 def ordered(noise: Array, spans: dict[int, tuple[int, int]], layers: int) -> Array:
-    """Sorted absolute values at fixed ranks, of every layer and of all noise together, [K + 1, 32]; NaN where none is.
+    """Sorted absolute values at fixed ranks, of every layer and of all noise, [K + 1, 32]; NaN where there are none.
 
     Args:
         noise: noise of a round.

@@ -1,6 +1,7 @@
-"""Deterministic checks with the noise off: how far one client moves the whitened sum, and whether it moves the plan.
+"""Deterministic checks without noise: how far one client moves the whitened sum, and whether it changes the plan.
 
-They need no statistics and take milliseconds. They assume that the noise follows the plan; the other audits test that.
+The checks need no statistics and take milliseconds. They assume that the noise follows the plan, which the other
+audits test.
 """
 
 from __future__ import annotations

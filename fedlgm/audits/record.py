@@ -21,8 +21,8 @@ Presence = Literal["release", "run"]
 class CanaryRecord:
     """Observations over T rounds with m canaries and K layers.
 
-    A layer's *canary-aligned sum* is <u_ij, (release - clients' sum) / sigma_j>, u_ij the canary's unit direction in
-    that layer.
+    A layer's *canary-aligned sum* is <u_ij, (release - clients' sum) / sigma_j>, with u_ij the canary's unit direction
+    in this layer.
 
     Attributes:
         round: number of each round, from 1, [T].
@@ -30,7 +30,7 @@ class CanaryRecord:
             m, K]; NaN where not released.
         layer_signal: s_j / sigma_j of each layer, [T, K]; 0 where not released.
         signs: +1 or -1 where the canary was in (times its direction), 0 where not, [T, m].
-        orientation: the direction's sign in that round, whether the canary was in or not, [T, m]; 0 where a canary of
+        orientation: the direction's sign in that round, whether or not the canary was in, [T, m]; 0 where a canary of
             a run whose rounds are one mechanism could not take part.
         length: squared length of the sum of the round's signed directions in each layer, [T, K].
         energy: mean square of the noise (whitened, where it is correlated) in each layer, in units of the plan's,
@@ -78,7 +78,7 @@ class CanaryRecord:
         """Record of rounds, from `Canaries.rows` or stored ones.
 
         Raises:
-            ConfigError: no rows, or rows that are incomplete.
+            ConfigError: there are no rows, or rows are incomplete.
         """
         if not rows:
             raise ConfigError("nothing was released while the canaries watched: there is nothing to audit")

@@ -1,7 +1,7 @@
-"""Repeated noise: sketches find it in the same place, windows find it moved or in another layer.
+"""Detection of repeated noise: sketches find it in the same place, windows find it moved or in another layer.
 
-For independent Gaussian noise the cosine
-of two sketches, and of a window with any part of the noise that does not overlap it, has exactly a t law.
+For independent Gaussian noise, the cosine of two sketches, and of a window with any part of the noise that does not
+overlap it, has exactly a t law.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sketch_size(layers: int) -> int:
 
 
 class Sketches:
-    """Sums of a layer's noise by random signs, each of them N(0, 1) if the noise is as planned.
+    """Sums of a layer's noise with random signs, each of which is N(0, 1) if the noise is as planned.
 
     Args:
         sizes: d_j of the layers, [K].
@@ -104,10 +104,10 @@ def most_alike(sketches: Array) -> tuple[float, float, tuple[int, int, int]]:
 
 
 class Windows:
-    """The first numbers of every layer's noise, searched for at all places of the noise from that round on.
+    """The first numbers of every layer's noise, searched for anywhere in the noise of the same and later rounds.
 
-    This finds whole layers of noise that are repeated at another place (in large models, among a layer's first places)
-    or in another layer, in the same round or a later one.
+    Windows find whole layers of noise that are repeated at another place (in large models, among a layer's first
+    places) or in another layer, in the same round or a later one.
     """
 
     def __init__(self) -> None:

@@ -24,14 +24,14 @@ Method = Literal["auto", "probe", "distinguisher", "one-run-gaussian", "one-run"
 
 @dataclass(frozen=True)
 class Reported:
-    """Reported figures of the audited releases.
+    """Figures that were reported for the audited releases.
 
     Attributes:
         subject: description in words.
         epsilon: the proven epsilon, or the claimed one if none is proven; `inf` if none is claimed.
         delta: delta at which it is stated.
         multipliers: planned effective noise multiplier of every release, [T]; watched releases come first.
-        rate: sampling rate q of each.
+        rate: sampling rate q of each release.
         relation: neighbouring relation.
         guarantee: the guarantee in one line.
         run: the run as one mechanism; None if its rounds are charged one by one.
@@ -57,9 +57,9 @@ class Reported:
         layers: Sequence[LayerRow] = (),
         checks: tuple[Check, ...] = (),
     ) -> AuditResult:
-        """The result of an audit of it; arguments as the attributes of `AuditResult`.
+        """The result of an audit of these releases; the arguments are the attributes of `AuditResult`.
 
-        Bounds from single layers also bound the whole, so the audit reports the largest.
+        A bound from a single layer also bounds the whole, so the audit reports the largest bound.
         """
         return AuditResult(
             subject=self.subject,
@@ -98,7 +98,7 @@ class LayerRow:
     Attributes:
         layer: name.
         size: coordinates d_j.
-        epsilon_lower: lower bound from this layer alone; it bounds the whole release, too.
+        epsilon_lower: lower bound from this layer alone, which also bounds the whole release.
         epsilon_planned: what the plan's noise costs if only this layer were released.
     """
 
@@ -118,7 +118,7 @@ class AuditResult:
         epsilon_lower: lower bound on the epsilon of the releases.
         epsilon_reported: the proven epsilon, or the claimed one if none is proven; `inf` if none is claimed.
         delta: delta at which both are stated.
-        confidence: smallest probability with which an audit of releases that are as reported passes and `epsilon_lower`
+        confidence: smallest probability with which an audit passes releases that are as reported and `epsilon_lower`
             does not exceed the truth; 1 for methods without statistics.
         guarantee: the releases' guarantee, in one line.
         observations: scores behind the bound.

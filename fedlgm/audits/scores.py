@@ -11,7 +11,7 @@ from fedlgm.errors import ConfigError
 
 Array = npt.NDArray[np.float64]
 CONFIDENCE = 0.999
-"""Default confidence: of a thousand audits of sound releases at most one, on average, raises a false alarm."""
+"""Default confidence, at which on average one audit of sound releases in a thousand raises a false alarm."""
 XTOL = 1e-9  # of the roots that bounds are
 
 
@@ -24,7 +24,7 @@ class Scores:
         outside: scores of canaries that were left out, [k].
 
     Raises:
-        ConfigError: scores that are not a list of numbers, no scores, or NaN.
+        ConfigError: the scores are not a list of numbers, are empty, or contain NaN.
 
     Example:
         >>> scores = Scores(inside=[2.0, 3.0, 4.0], outside=[1.0, 2.5])

@@ -1,8 +1,8 @@
-"""The subject of an audit: a mechanism in a run's public setting, and neighbouring populations to try it on.
+"""The subject of an audit: a mechanism in a run's public setting, and neighbouring populations on which it is tried.
 
-Everything goes through the library's own path: the mechanism's plan, `BoundedSum`, `release`. Only the clients' updates
-are artificial, since an audit searches for the worst case of a client's data. Where the unit is an example, an "update"
-is an example's gradient, and it is the mechanism's scaling that bounds it.
+Plan, `BoundedSum` and `release` are the library's own. Only the clients' updates are artificial, since an audit
+searches for the worst case of a client's data. If the unit is an example, an "update" is an example's gradient, which
+the mechanism's scaling bounds.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class World:
 
 @dataclass(frozen=True)
 class Subject:
-    """A mechanism to audit, in the run that it is made for.
+    """A mechanism to audit, with the run for which it is made.
 
     Attributes:
         name: its name in reports.
@@ -107,7 +107,7 @@ class Subject:
             options: options of the mechanism.
 
         Raises:
-            ConfigError: unknown name, variant or option, or a value outside its range.
+            ConfigError: a name, variant or option is unknown, or a value is outside its range.
         """
         if variant == "published" and "clip" in mechanisms.options(name):
             options.setdefault("clip", "med")  # what is published and not private there is MedClip alone
@@ -154,7 +154,7 @@ class Subject:
 
     @property
     def examples(self) -> bool:
-        """Whether the unit is an example, bounded by the mechanism's own scaling."""
+        """Whether the unit is an example, which the mechanism's scaling bounds."""
         return isinstance(self.method.mechanism, BoundsExamples)
 
     @cached_property
@@ -183,7 +183,7 @@ class Subject:
         return start.extend(start.models[-1] + 0.1 * torch.randn(self.layers.size, generator=generator), mean, first)
 
     def plan(self, transcript: Transcript, updates: list[Tensor]) -> ReleasePlan:
-        """The round's plan for clients with these updates; sound mechanisms never see them."""
+        """The round's plan for clients with these updates, which sound mechanisms never see."""
         mechanism = self.method.mechanism
         if isinstance(mechanism, UsesPrivateSums) and (looks := mechanism.looks(len(self.layers))):
             gradients = torch.stack(updates)
@@ -212,7 +212,7 @@ class Subject:
         return World(plan, block.total)
 
     def add(self, block: BoundedSum, updates: list[Tensor]) -> None:
-        """Add raw updates to a sum under the plan that it was made for; gradients of examples as one batch."""
+        """Add raw updates to a sum under the plan for which it was made; gradients of examples form one batch."""
         mechanism = self.method.mechanism
         if isinstance(mechanism, BoundsExamples):
             block.add(bound_gradients(torch.stack(updates), mechanism.scaling(block.plan), block.plan))
@@ -221,7 +221,7 @@ class Subject:
             block.add(update)
 
     def neighbours(self, transcript: Transcript) -> Iterator[tuple[World, World]]:
-        """Pairs of populations (with the target, and without or with another one) that differ in one client."""
+        """Pairs of populations that differ in one client: with the target, and without it or with another client."""
         for others in self._populations():
             base = self.world(transcript, others)
             for target in self._targets():
@@ -238,7 +238,7 @@ class Subject:
         return np.asarray(plan.effective_multiplier * np.sqrt(costs[0] / costs))
 
     def reported(self, plan: ReleasePlan, whole: bool = True) -> float:
-        """Reported epsilon: proven, else claimed, else `inf`.
+        """Reported epsilon: the proven one, or else the claimed one, or else `inf`.
 
         Args:
             plan: the first round's plan.

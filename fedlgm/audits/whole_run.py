@@ -1,18 +1,17 @@
 """Bounds from canaries in a run whose rounds are one mechanism: correlated noise, restricted participation, or both.
 
-Along canary i the whitened releases of round t show its contribution (C s_i)_t times the bound, s_i its signs over
-the rounds, and Gaussian noise of standard deviation 1 that is independent over rounds, layers and orthogonal
-directions, if the releases are as planned. One of two bounds on the noise follows:
+If the releases are as planned, the whitened release of round t along canary i consists of the canary's contribution (C
+s_i)_t times the bound, with s_i its signs over the rounds, and Gaussian noise of standard deviation 1 that is
+independent over rounds, layers and orthogonal directions. The audit uses one of two bounds on the noise:
 
-* over all rounds and canaries, as if each were a separate release: sharp, and valid if whitening makes the noise white,
-  which a check tests;
-* if that check fails, over the canaries' sums, each along a canary's whole effect on the run: the adversary's own best
-  test, valid for any Gaussian noise. A sound run gets here only if its check failed by chance, so this bound takes no
-  share of the level.
+* over all rounds and canaries, as if each were a separate release. This bound is tight, and valid if whitening makes
+the noise white, which a check tests;
+* if that check fails, over the canaries' sums, each along a canary's whole effect on the run. This is the adversary's
+best test and valid for any Gaussian noise. For a sound run it is used only if the check failed by chance, so it takes
+no share of the level.
 
-Each is a lower bound on the signal-to-noise ratio over the planned one; the
-audit reports the epsilon of the run with its noise divided by that ratio. Participation and sampling are assumed to
-follow the schema.
+Each is a lower bound on the signal-to-noise ratio over the planned one. The audit reports the epsilon of the run with
+its noise divided by this ratio. It assumes that participation and sampling follow the schema.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def audit_whole_run(
     """Audit a run as one mechanism; see `one_run.audit_record`, and docs/how-to/audit.md for audits of whole runs.
 
     Raises:
-        ConfigError: fewer consecutive releases than whitening needs, or too few canaries.
+        ConfigError: there are fewer consecutive releases than whitening needs, or too few canaries.
     """
     view = View.of(record, run)
     count, shares = len(layers), shares_of(record, confidence, kept=kept(run.noise), per_layer=per_layer)
@@ -149,7 +148,7 @@ class View:
         """The observations of a record, whitened over its rounds.
 
         Raises:
-            ConfigError: fewer consecutive releases than whitening needs.
+            ConfigError: there are fewer consecutive releases than whitening needs.
         """
         at = record.round.astype(int) - 1
         rounds, (count, layers) = int(at.max()) + 1, record.layer_aligned.shape[1:]
@@ -192,7 +191,7 @@ class View:
         return noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
 
     def ratio(self, layers: LayerTable, confidence: float) -> float:
-        """The same for all layers together, from every canary in every round."""
+        """The same bound for all layers together, from every canary in every round."""
         weights = self._weights()
         at = weights.any(axis=1)
         seen, planned = (np.einsum("tmk,tk->tm", values[at], weights[at]) for values in (self.seen, self.planned))
@@ -211,7 +210,7 @@ class View:
 
     @property
     def signs(self) -> Array:
-        """Signs of the contributions, by which these sums become positive."""
+        """Signs of the contributions, which make these sums positive."""
         return self.orientation[self._taking_part]
 
     @cached_property

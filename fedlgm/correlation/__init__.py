@@ -4,7 +4,7 @@
     multiplier = s / (clip * c.sensitivity(min_separation=10))
     w = CorrelatedStream(c, size).next(z)                   # noise of the next round, from independent z
 
-NumPy and SciPy only, except for the stream, which works on torch vectors.
+The package needs only NumPy and SciPy, except for the stream, which works on torch vectors.
 """
 
 from fedlgm.correlation.correlation import Correlation

@@ -1,7 +1,7 @@
 """Buffered linear Toeplitz strategies: c_0 = 1, c_j = sum_i scale_i decay_i^(j-1), with a few buffers as state.
 
-Source: Dvijotham et al. 2024 (arXiv 2404.16706); McMahan, Xu and Zhang 2024 (arXiv 2408.08868). Scales that sum to at
-most 1 and decays of at most 1 make the coefficients decrease, so the sensitivity is that of the earliest pattern.
+Source: Dvijotham et al. 2024 (arXiv 2404.16706); McMahan, Xu and Zhang 2024 (arXiv 2408.08868). With scales that sum
+    to at most 1 and decays of at most 1 the coefficients decrease, so the sensitivity is that of the earliest pattern.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Correlation of noise over a run's rounds: a lower-triangular Toeplitz matrix C, its sensitivity and its error.
 
-A release of round t is y_t = x_t + s w_t with C w = z, z independent N(0, 1), and x_t the sum of bounded contributions.
-C is public and invertible, so publishing y is publishing C x + s z: a Gaussian mechanism, also for contributions and
-participation that react to earlier releases (Denisov et al. 2022). One client moves C x by at most kappa sens(C), kappa
-being its bound over s: the run is one Gaussian mechanism of noise multiplier 1 / (kappa sens(C)).
+A release of round t is y_t = x_t + s w_t with C w = z, z independent N(0, 1), and x_t the sum of bounded
+contributions. C is public and invertible, so publishing y is equivalent to publishing C x + s z. This is a Gaussian
+mechanism, also for contributions and participation that react to earlier releases (Denisov et al. 2022). One client
+moves C x by at most kappa sens(C), with kappa its bound over s, so the run is one Gaussian mechanism of noise
+multiplier 1 / (kappa sens(C)).
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ class Correlation:
 
     Attributes:
         name: "identity", "square-root", "banded", "blt", or your own name for your own coefficients.
-        rounds: T, planned number of releases. Fewer rounds are covered; more are not.
+        rounds: T, planned number of releases. The guarantee covers fewer rounds, but not more.
         coefficients: first column of C, float64: c_0 > 0, then the other bands (all T of them for "blt").
         decays: decays of the buffers of "blt", in (0, 1); empty for other strategies.
         scales: scales of those buffers, positive, with a sum of at most 1.
 
     Raises:
-        ConfigError: coefficients that are not finite, extreme or too many (more than T, or than 1e9 / T), c_0 <= 0, or
-            buffers outside their ranges.
+        ConfigError: coefficients are not finite, extreme or too many (more than T, or than 1e9 / T), c_0 <= 0, or
+            buffers are outside their ranges.
     """
 
     name: str
@@ -115,7 +116,7 @@ class Correlation:
 
     @property
     def is_independent(self) -> bool:
-        """Whether C is the identity: every round has its own noise."""
+        """Whether C is the identity, so that every round has its own noise."""
         return self.coefficients.size == 1 and self.coefficients[0] == 1.0
 
     def __eq__(self, other: object) -> bool:
@@ -131,7 +132,7 @@ class Correlation:
     # --- matrices
 
     def matrix(self) -> np.ndarray:
-        """C, float64 [T, T], lower triangular and Toeplitz: the last columns are cut short."""
+        """C, float64 [T, T], lower triangular and Toeplitz, with its last columns cut short."""
         return toeplitz(self._padded(self.coefficients), np.zeros(self.rounds))
 
     def inverse(self) -> np.ndarray:
@@ -139,10 +140,10 @@ class Correlation:
         return toeplitz(self._noising, np.zeros(self.rounds))
 
     def leading(self, rounds: int) -> Correlation:
-        """The leading block of C: the same noise in the first `rounds` rounds.
+        """The leading block of C, which gives the same noise in the first `rounds` rounds.
 
         Raises:
-            ConfigError: fewer than 1 or more than T rounds.
+            ConfigError: `rounds` is below 1 or above T.
         """
         if not 1 <= rounds <= self.rounds:
             raise ConfigError(f"rounds must lie in 1 to {self.rounds}, got {rounds}")
@@ -154,9 +155,9 @@ class Correlation:
         """sens(C) of clients that take part at least `min_separation` rounds apart.
 
         With noise std s of z and a client's bound c on each contribution, the whole run is one Gaussian mechanism of
-        noise multiplier s / (c sens(C)) under zero-out (same schedule, the client's contributions become zero). It is
-        also one under add-or-remove-one if no other client's participation depends on whether this client is there, and
-        one of half the multiplier under replace-one.
+        noise multiplier s / (c sens(C)) under zero-out (same schedule, the client's contributions become zero). The
+        same holds under add-or-remove-one if no other client's participation depends on whether this client is
+        present. Under replace-one the multiplier is half as large.
 
         Args:
             min_separation: b >= 1; a client that took part in round t takes part again in round t + b at the earliest.
@@ -164,12 +165,12 @@ class Correlation:
 
         Returns:
             The exact value, rounded up, if the coefficients decrease, if there are at most `min_separation` of them or
-            if clients come once; otherwise an upper bound: on average 1 % and at most 17 % above the largest sum of
-            abs(C^T C) over a pattern in 3,000 random strategies of 4 to 10 rounds. If no coefficient is negative,
-            that sum is the exact value; otherwise it is itself a bound.
+            if every client takes part once. Otherwise an upper bound: in 3,000 random strategies of 4 to 10 rounds it
+            was on average 1 % and at most 17 % above the largest sum of abs(C^T C) over a pattern. If no coefficient
+            is negative, this sum is the exact value; otherwise it is itself a bound.
 
         Raises:
-            ConfigError: numbers below 1.
+            ConfigError: a number is below 1.
 
         Source: Choquette-Choo et al. 2023 (arXiv 2306.08153, Algorithm 4); Kalinin and Lampert 2024 (arXiv
         2405.13763, Theorem 2).
@@ -177,9 +178,9 @@ class Correlation:
         return self.prefix_sensitivity(self.rounds, min_separation, max_participations)
 
     def prefix_sensitivity(self, rounds: int, min_separation: int, max_participations: int | None = None) -> float:
-        """Sensitivity of the first `rounds` rounds alone (0 for none): what has been spent after them.
+        """Sensitivity of the first `rounds` rounds alone (0 for none), which is the cost so far.
 
-        It never falls with the number of rounds. Arguments, errors and source as in `sensitivity`.
+        It never falls with the number of rounds. Arguments, errors and source are those of `sensitivity`.
         """
         if not 0 <= rounds <= self.rounds:
             raise ConfigError(f"rounds must lie in 0 to {self.rounds}, got {rounds}")
@@ -190,8 +191,9 @@ class Correlation:
     def round_sensitivities(self, min_separation: int, max_participations: int | None = None) -> np.ndarray:
         """Sensitivity that each round adds: (sens_{t+1}^2 - sens_t^2)^(1/2), float64 [T].
 
-        Charging round t as a Gaussian mechanism of noise multiplier s / (c times this) composes to the cost of the
-        rounds released so far; 0 where a round adds nothing. Arguments and errors as in `sensitivity`.
+        If round t is charged as a Gaussian mechanism of noise multiplier s / (c times this figure), the charges
+        compose to the cost of the rounds released so far. The figure is 0 where a round adds nothing. Arguments and
+        errors are those of `sensitivity`.
         """
         most = _participations(self.rounds, min_separation, max_participations)
         if sensitivities.is_decreasing(self.coefficients):
@@ -207,21 +209,21 @@ class Correlation:
         return np.sqrt(sensitivities.squared_column_norms(self.coefficients, self.rounds))
 
     def amplified_column_norm(self) -> float:
-        """Largest column norm of C, rounded up: the largest move by one participation under amplification by sampling.
+        """Largest column norm of C, rounded up: the largest shift by one participation under sampling.
 
-        If every client belongs to one of at least `bands` groups and takes part in its group's rounds by a secret coin
-        of probability p, the run costs ceil(T / groups) Poisson-sampled Gaussians of rate p and noise multiplier
-        s / (c times this) (Choquette-Choo et al. 2023, arXiv 2306.08153, Theorem 4).
+        Suppose that every client belongs to one of at least `bands` groups and takes part in its group's rounds by a
+        secret coin of probability p. The run then costs ceil(T / groups) Poisson-sampled Gaussians of rate p and noise
+        multiplier s / (c times this norm) (Choquette-Choo et al. 2023, arXiv 2306.08153, Theorem 4).
         """
         return self._rounded_up(float(sensitivities.squared_column_norms(self.coefficients, self.rounds).max()))
 
     def row_bound(self, t: int, min_separation: int, max_participations: int | None = None) -> float:
-        """Largest move of row t of C x by one client: the largest sum of |C[t, r]| over its rounds r <= t.
+        """Largest shift of row t of C x by one client: the largest sum of |C[t, r]| over its rounds r <= t.
 
-        That is the shift of one repeated row, counted from 0; rounded up.
+        This is the shift of one repeated row, counted from 0, rounded up.
 
         Raises:
-            ConfigError: a round outside the run, or numbers below 1.
+            ConfigError: the round is outside the run, or a number is below 1.
         """
         if not 0 <= t < self.rounds:
             raise ConfigError(f"t must lie in 0 to {self.rounds - 1}, got {t}")
@@ -234,7 +236,8 @@ class Correlation:
     def error(self, workload: str | Workload = "prefix", reduce: Reduce = "mean") -> float:
         """Error of the run's outputs A y for z of standard deviation 1, in one coordinate.
 
-        Times the sensitivity and the ratio of bound and target multiplier it is the error at a given privacy.
+        Multiplied by the sensitivity and by the ratio of bound and target multiplier, it is the error at a given
+        privacy.
 
         Args:
             workload: "prefix" (the model after each round of plain averaging), or a `Workload`.
@@ -253,8 +256,8 @@ class Correlation:
     def noise_std(self) -> np.ndarray:
         """Standard deviation of each round's noise w_t for z of standard deviation 1, float64 [T].
 
-        A single round is noisier than with independent noise; only sums over rounds are less so. Figures that square
-        the noise of one round (signal-to-noise ratios, norms after subtracting noise) must use this.
+        A single round is noisier than with independent noise; only sums over rounds are less noisy. Figures that
+        square the noise of one round (signal-to-noise ratios, norms after subtracting noise) must use this deviation.
         """
         return np.sqrt(np.cumsum(self._noising**2))
 
@@ -323,10 +326,10 @@ class Correlation:
 
 
 def check_size(coefficients: int, rounds: int) -> None:
-    """Refuse more coefficients than can be accounted for; called before they are optimised, which takes longest.
+    """Refuse more coefficients than can be accounted for, before they are optimised, which takes longest.
 
     Raises:
-        ConfigError: too many.
+        ConfigError: there are too many.
     """
     if coefficients * rounds > _MOST_PRODUCTS:
         raise ConfigError(

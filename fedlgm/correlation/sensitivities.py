@@ -1,9 +1,9 @@
-"""How far one client's contributions can move C x, over every participation pattern that a schema allows.
+"""The largest shift of C x by one client's contributions, over every participation pattern that a schema allows.
 
 A schema allows at most k participations, any two at least b rounds apart (b = 1: no restriction). One participation
-contributes a vector of norm at most 1, so sens(C)^2 = max over patterns pi of sum over i, j in pi of |X_ij|, X = C^T C,
-where the sum is attained if X >= 0 and an upper bound otherwise (Choquette-Choo et al. 2023, arXiv 2211.06530).
-C is lower triangular and Toeplitz with the coefficients c (the last columns are cut short). Throughout, `coefficients`
+contributes a vector of norm at most 1, so sens(C)^2 = max over patterns pi of sum over i, j in pi of |X_ij|, X = C^T
+C. The sum is attained if X >= 0 and is an upper bound otherwise (Choquette-Choo et al. 2023, arXiv 2211.06530). C is
+lower triangular and Toeplitz with the coefficients c, and its last columns are cut short. Throughout, `coefficients`
 is c, `rounds` T, `separation` b and `most` k.
 """
 
@@ -98,11 +98,11 @@ def earliest_pattern(coefficients: np.ndarray, rounds: int, separation: int, mos
 
 
 def squared_sensitivity(coefficients: np.ndarray, rounds: int, separation: int, most: int) -> float:
-    """sens(C)^2 by an exact formula if one applies, else an upper bound; not rounded.
+    """sens(C)^2 by an exact formula if one applies, otherwise an upper bound; not rounded.
 
-    Exact: decreasing coefficients; at most `separation` of them (columns of different participations are then
-    orthogonal for any signs); one participation. Otherwise the row-wise bound of Choquette-Choo et al. 2023
-    (arXiv 2306.08153, Algorithm 4).
+    The formula is exact for decreasing coefficients, for at most `separation` coefficients (columns of different
+    participations are then orthogonal for any signs), and for one participation. The upper bound is the row-wise bound
+    of Choquette-Choo et al. 2023 (arXiv 2306.08153, Algorithm 4).
 
     Example:
         >>> squared_sensitivity(np.array([1.0, 0.5]), rounds=5, separation=3, most=2)  # two columns that do not overlap
@@ -136,7 +136,7 @@ def magnitudes(coefficients: np.ndarray, rounds: int) -> np.ndarray:
 
 
 def rounded_up(squared: float, rounds: int) -> float:
-    """Square root of a computed sum of non-negative terms, never below that of the exact sum.
+    """Square root of a computed sum of non-negative terms, never below the square root of the exact sum.
 
     No entry is the sum of more than 4 T rounded products of T-fold rounded factors.
 

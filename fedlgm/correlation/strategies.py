@@ -15,7 +15,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension import enter, misfit, named, named_arguments, parameters_of, users_code
 
 Strategy = Callable[..., Correlation]
-"""(rounds, **options) -> `Correlation` for so many rounds."""
+"""(rounds, **options) -> `Correlation` for this number of rounds."""
 
 
 def names() -> tuple[str, ...]:
@@ -31,12 +31,12 @@ def names() -> tuple[str, ...]:
 def register(name: str, make: Strategy) -> None:
     """Register a strategy under a name, for `get` and for a recipe's `privacy.noise`.
 
-    The library does not rely on its derivation: sensitivity and error are computed from its coefficients.
+    The library computes sensitivity and error from the strategy's coefficients and does not rely on its derivation.
 
     Args:
         name: a new name.
-        make: function (rounds, **options) -> `Correlation`. A run passes those of `workload`, `bands`, `buffers` and
-            `min_separation` that it takes.
+        make: function (rounds, **options) -> `Correlation`. A run passes those of the options `workload`, `bands`,
+            `buffers` and `min_separation` that the function takes.
 
     Raises:
         ConfigError: the name is taken.
@@ -56,7 +56,7 @@ def options_of(name: str) -> tuple[str, ...]:
     """Option names of a strategy.
 
     Raises:
-        ConfigError: unknown.
+        ConfigError: the strategy is unknown.
 
     Example:
         >>> options_of("square-root")
@@ -70,20 +70,20 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
     """Correlated noise for a run of `rounds` rounds.
 
     Args:
-        name: "identity" (independent noise); "square-root" (closed form, least largest error where every client comes
-            once); "banded" (optimal banded Toeplitz, the one to use: choose as many bands as rounds between a client's
-            participations, or as groups); "blt" (a few buffers instead of `bands` - 1 vectors as state; no
-            amplification); a registered one, or your own as "package.module:name" (see `register`).
+        name: "identity" (independent noise); "square-root" (closed form, least largest error if every client takes
+            part once); "banded" (optimal banded Toeplitz, the usual choice: take as many bands as rounds between a
+            client's participations, or as groups); "blt" (a few buffers instead of `bands` - 1 vectors as state; no
+            amplification); a registered name, or your own strategy as "package.module:name" (see `register`).
         rounds: T >= 1, planned number of releases.
         options: bands (1 to T; default T) of "square-root" and "banded"; workload ("prefix" or a `Workload`) and
-            reduce ("mean" or "max" over the outputs) of what is optimised; buffers (1 to 8; default 2), min_separation
-            and max_participations (default: every client once) for which "blt" is optimised.
+            reduce ("mean" or "max" over the outputs), which define the optimised error; buffers (1 to 8; default 2),
+            min_separation and max_participations (default: every client once), for which "blt" is optimised.
 
     Returns:
         The correlation; coefficients have norm 1, except those of "blt", which begin with 1.
 
     Raises:
-        ConfigError: an unknown name or option, a value outside its range, or a strategy of your own that does not
+        ConfigError: a name or option is unknown, a value is outside its range, or a strategy of your own does not
             return a correlation for `rounds` rounds.
 
     Example:

@@ -21,9 +21,9 @@ class CorrelatedStream:
 
     Banded strategies keep the last b - 1 vectors w in one float32 buffer: [b - 1, n], 4 (b - 1) n bytes. A round's
     noise is rounded to float32 before it is used, so the kept values are the added ones, and rounding does not
-    accumulate over rounds. "blt" keeps its buffers, [m, n], in float64: they are not added themselves, and their
-    rounding errors would accumulate. Arithmetic is in double precision and the same for every coordinate: the bits
-    depend neither on the number of threads nor on how a vector is cut into pieces.
+    accumulate over rounds. "blt" keeps its buffers, [m, n], in float64, because they are not added themselves and
+    their rounding errors would accumulate. Arithmetic is in double precision and the same for every coordinate. The
+    bits depend neither on the number of threads nor on how a vector is cut into pieces.
 
     Example:
         >>> import fedlgm.correlation as correlation
@@ -34,10 +34,10 @@ class CorrelatedStream:
     Args:
         correlation: strategy and planned number of rounds.
         size: n, coordinates of a release.
-        device: where the vectors are.
+        device: device of the vectors.
 
     Attributes:
-        round: number of rounds whose noise was made.
+        round: number of rounds whose noise has been made.
     """
 
     def __init__(self, correlation: Correlation, size: int, device: torch.device | str = "cpu") -> None:
@@ -62,8 +62,8 @@ class CorrelatedStream:
             `z`, now w_t. Its standard deviation is `correlation.noise_std()[t]`, not 1.
 
         Raises:
-            ConfigError: a vector of another shape, type or device.
-            PrivacyError: more rounds than were planned, which no sensitivity covers.
+            ConfigError: the vector has another shape, type or device.
+            PrivacyError: there would be more rounds than were planned, which no sensitivity covers.
         """
         if z.shape != (self.size,) or z.dtype not in (torch.float64, torch.float32):
             raise ConfigError(f"z must be a float64 or float32 vector [{self.size}], got {z.dtype} {list(z.shape)}")
@@ -87,12 +87,12 @@ class CorrelatedStream:
         A key and a round number are therefore a complete state; the state kept between rounds only saves time.
 
         Args:
-            draw: z of round t, counted from 0: the same bits as when the round was made.
+            draw: z of round t, counted from 0, with the same bits as when the round was made.
             rounds: number of finished rounds.
 
         Raises:
             ConfigError: the stream is already further.
-            PrivacyError: more rounds than were planned.
+            PrivacyError: there would be more rounds than were planned.
         """
         if rounds < self.round:
             raise ConfigError(f"{self.round} rounds are over, which cannot be replayed to {rounds}")

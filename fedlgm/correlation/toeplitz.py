@@ -1,7 +1,7 @@
 """Coefficients of banded Toeplitz strategies: the square root in closed form, the optimum by L-BFGS.
 
-If bands equal the rounds between participations, the sensitivity is sqrt(k) times the coefficients' norm: the optimum
-does not depend on the schema, and one C serves minimum separation, fixed cycles and amplification.
+If bands equal the rounds between participations, the sensitivity is sqrt(k) times the coefficients' norm. The optimum
+then does not depend on the schema, and one C serves minimum separation, fixed cycles and amplification.
 """
 
 from __future__ import annotations

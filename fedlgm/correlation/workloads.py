@@ -1,6 +1,6 @@
 """A run's use of its releases: the linear map A from released vectors to models, output t = sum_r A[t, r] y_r.
 
-Only the error depends on it, never the privacy claim: everything after a release is post-processing.
+Only the error depends on A, never the privacy claim: everything after a release is post-processing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Workload:
     """A linear server optimizer: m_t = momentum m_{t-1} + y_t, model_t = decay model_{t-1} + m_t.
 
     The default is plain averaging, whose outputs are the prefix sums of the releases. Adam and other non-linear
-    servers have no such map; prefix sums or momentum then stand in for it.
+    servers have no such map; prefix sums or momentum then replace it.
 
     Example:
         >>> Workload(momentum=0.5).matrix(3)
@@ -32,7 +32,7 @@ class Workload:
         decay: factor alpha in (0, 1] by which the model shrinks each round (weight decay).
 
     Raises:
-        ConfigError: a value outside its range.
+        ConfigError: a value is outside its range.
 
     Source: Kalinin and Lampert 2024 (arXiv 2405.13763), Section 3, for momentum and weight decay.
     """
@@ -70,7 +70,7 @@ def as_workload(workload: str | Workload) -> Workload:
     """A workload by name ("prefix"), or the object itself.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: the name is unknown.
     """
     if isinstance(workload, Workload):
         return workload

@@ -89,21 +89,22 @@ def load(
     pixels: Sequence[float] | None = None,
     **options: Any,
 ) -> DataSet:
-    """Load a data set; a bundled one is held once per process.
+    """Load a data set. A bundled set is held once per process.
 
-    Files are looked for in `data_dir`, then in `$FEDLGM_DATA` (~/.cache/fedlgm when it is not set), then where Debian's
-    packages put them; a set that is nowhere is downloaded by torchvision into `$FEDLGM_DATA`. Setting FEDLGM_OFFLINE=1
+    Files are looked for in `data_dir`, then in `$FEDLGM_DATA` (~/.cache/fedlgm if it is not set), then in the folders
+    of Debian's packages. If a set is in none of them, torchvision downloads it into `$FEDLGM_DATA`; FEDLGM_OFFLINE=1
     forbids downloads.
 
     Args:
         name: one of `names()`; "synthetic-N" is synthetic data with N training samples; "hf:owner/name" is a data set
-            of the Hugging Face Hub, whose files `data_dir` may hold. A suffix "/private" or
-            "/public" selects one half of its training examples, by a fixed random division: for runs that need public
-            examples of the same kind. Or your own data: a `DataSet`, a mapping for `DataSet.from_mapping`, a
-            function without arguments that gives one of these, or "package.module:name" of any of them.
-        data_dir: directory of the files: bare, in a folder of the set's name, or in torchvision's (LEAF's) layout.
+            of the Hugging Face Hub, whose files `data_dir` may hold. A suffix "/private" or "/public" selects one half
+            of its training examples by a fixed random division, for runs that need public examples of the same kind.
+            Your own data are a `DataSet`, a mapping for `DataSet.from_mapping`, a function without arguments that
+            returns one of these, or "package.module:name" of any of them.
+        data_dir: directory of the files: bare, in a folder with the set's name, or in torchvision's (LEAF's) layout.
         download: whether to download a missing set.
-        pixels: (low, high) that the darkest and the brightest value of a bundled image set become, instead of (-1, 1).
+        pixels: (low, high), the values for the darkest and the brightest pixel of a bundled image set, instead of (-1,
+            1).
         options: for "image-folder", whose `data_dir` is the folder, see `fedlgm.data.images.load_folder`. For "table":
             `file` and `test_file`, .csv or .parquet, and the columns `target`, `inputs`, `users`, see
             `fedlgm.data.tables.as_arrays`; `labels`, see `DataSet.from_arrays`. For the Hub: these columns, `subset`,
@@ -159,19 +160,19 @@ def load(
 def only_test_examples(
     name: str, data_dir: str | Path | None = None, *, pixels: Sequence[float] | None = None, **options: Any
 ) -> DataSet:
-    """The test examples of a bundled set, in the place of its training examples too, which are not read.
+    """The test examples of a bundled set, also in place of its training examples, which are not read.
 
-    The files of the training examples are not opened and need not exist. Two kinds of sets have no such files: those
-    that are made here or come with scikit-learn, and the texts; they are published as a whole.
+    The files of the training examples are not opened and need not exist. Sets that are generated or come with
+    scikit-learn, and the texts, have no such files; they are published as a whole.
 
     Args:
         name: as for `load`; the name of a set, or of its half.
         data_dir: as for `load`.
         pixels: as for `load`.
-        options: of sets of a user's own, which are refused.
+        options: options of a user's own sets, which are refused.
 
     Raises:
-        ConfigError: an unknown name, or a set of a user's own, whose test examples come with private ones.
+        ConfigError: the name is unknown, or the set is a user's own, whose test examples come with private ones.
         DataError: as for `load`.
 
     >>> found = only_test_examples("digits")
@@ -270,7 +271,7 @@ def with_users(data: Any, users: Any) -> Any:
         users: a column of tables, or the user of each training example [n].
 
     Raises:
-        DataError: a bundled set, or a function.
+        DataError: the data are a bundled set or a function.
 
     >>> x, y = np.zeros((4, 3)), np.arange(4) % 2
     >>> load(with_users({"train": (x, y), "test": (x, y)}, ["ann", "ann", "ben", "cleo"])).train_user.tolist()

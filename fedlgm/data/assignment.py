@@ -1,7 +1,7 @@
 """Partition schemes that `flwr-datasets` lacks, and its Dirichlet scheme for very many clients.
 
-Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: no client). All work on whole
-arrays, so that a hundred thousand clients take seconds.
+Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: no client). All functions
+work on whole arrays, so that a hundred thousand clients take seconds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _NOBODY = -1
 def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
     """The scheme "dirichlet" on whole arrays, for 100,000 clients or millions of samples.
 
-    Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. The same seed gives a different
-    division from "dirichlet".
+    Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. The same seed gives another
+    division than with the scheme "dirichlet".
 
     Args:
         labels: labels, int [n].
@@ -45,8 +45,9 @@ def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: f
 def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
     """Clients of equal size (give or take one), each with its own mixture of classes (Hsu, Qi and Brown, 2019).
 
-    Client i draws q_i ~ Dirichlet(alpha * prior) over the classes, then its labels from q_i without replacement; q_i is
-    renormalised over the classes that are left when one runs out. The last clients therefore get the remaining samples.
+    Client i draws q_i ~ Dirichlet(alpha * prior) over the classes, then its labels from q_i without replacement. When
+    a class runs out, q_i is renormalised over the classes that are left. The last clients therefore get the remaining
+    samples.
 
     Args:
         labels: labels, int [n].
@@ -88,7 +89,8 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
 def isolation(labels: np.ndarray, clients: int, ring: KeyRing, *, private_class: int | None = None) -> np.ndarray:
     """Private-label isolation (LaDP-FL paper, Section VII-A): only the last client lacks the private class.
 
-    All classes are dealt out evenly at random, the private one to the others only. The last client is the curious one.
+    All classes are divided evenly at random, the private one among the other clients only. The last client is the
+    curious one.
 
     Args:
         labels: labels, int [n].
@@ -117,12 +119,11 @@ def isolation_i(
     """Label scarcity, Distribution I of the LaDP-FL paper (Section VII-B6).
 
     Each client but the last has `labels_per_client` labels, among them the private one. The last, curious client has
-    one label less and lacks the private one. All clients have equally many samples.
+    one label less and lacks the private one. All clients have the same number of samples.
 
     The paper does not say how a client's samples divide over its labels. Here the private class is divided evenly
     among the clients, a client's other labels have equal shares of the rest, and clients are as large as the classes
-    allow. Labels are chosen so
-    that each class is used in proportion to its samples.
+    allow. Labels are chosen so that each class is used in proportion to its samples.
 
     Args:
         labels: labels, int [n].
@@ -205,12 +206,12 @@ def isolation_ii(
 
 
 def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarray) -> np.ndarray:
-    """Divide samples by the user they come from; no user's samples are split.
+    """Divide samples by user, so that no user's samples are split.
 
     Args:
         labels: labels, int [n]; only their number matters.
         clients: number of clients, at most the number of users. With as many clients as users, client i is the user
-            with the i-th smallest id; with fewer, users are dealt out at random, in equal numbers per client, give or
+            with the i-th smallest id. With fewer, users are assigned at random, in equal numbers per client, give or
             take one.
         ring: source of randomness.
         users: user of each sample, int [n], such as `DataSet.train_user`.

@@ -22,7 +22,7 @@ _SITES = 10
 def digits() -> DataSet:
     """8x8 digits of `sklearn.datasets.load_digits`, 10 classes, pixels in [-1, 1].
 
-    The split is fixed and public: within each class, every fifth sample in file order is a test sample. That makes
+    The split is fixed and public: within each class, every fifth sample in file order is a test sample. This gives
     1,442 training and 355 test samples.
     """
     table = _digits_table()
@@ -53,9 +53,9 @@ def _digits_table() -> np.ndarray:
 def breast_cancer() -> DataSet:
     """Wisconsin breast cancer table of `sklearn.datasets.load_breast_cancer` as ten sites; target 1 is benign.
 
-    30 measurements of 569 tumours, standardised with mean and standard deviation of the test examples, which are
-    public. The split and the sites, which the table does not have, are fixed: every fifth row is a test example, and
-    the others are dealt out in turn.
+    The table has 30 measurements of 569 tumours, standardised with mean and standard deviation of the test examples,
+    which are public. It names no sites, so split and sites are fixed: every fifth row is a test example, and the
+    others are assigned to the sites in turn.
     """
     from sklearn.datasets import load_breast_cancer
 

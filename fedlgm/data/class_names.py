@@ -1,4 +1,4 @@
-"""Names of classes, for options that take one: a name such as "bird", or a number."""
+"""Names of classes, for options that take a class: a name such as "bird", or a number."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ _KEYS = ("train", "test", "clients", "users", "classes", "labels", "name")
 
 @dataclass(frozen=True)
 class DataSet:
-    """Training and test examples as contiguous arrays, shared by all users in the process and never to be written.
+    """Training and test examples as contiguous arrays, which all users in the process share and nobody may change.
 
     Bundled image sets hold float32 [n, C, H, W], scaled by constants that do not depend on the data, and classes. Sets
-    of bytes stay bytes in memory (`Pixels`) until `train_x` or `test_x` is read; `examples` decodes some of them.
+    of bytes stay bytes in memory (`Pixels`) until `train_x` or `test_x` is read; `examples` decodes only some of them.
 
     Attributes:
         name: name under which `fedlgm.data.load` knows the set.
@@ -90,25 +90,25 @@ class DataSet:
         labels: Sequence[str] | None = None,
         name: str = "own",
     ) -> DataSet:
-        """A checked set of a user's arrays. Floats become float32, integers int64, and names of targets classes.
+        """A checked set of a user's arrays. Floats become float32, integers int64, and target names become classes.
 
         Args:
             train: (inputs [n, ...], targets [n, ...]), array-likes; a tuple of arrays as inputs is for a model with
                 several inputs.
-            test: (inputs [m, ...], targets [m, ...]), m >= 1; public, since they are evaluated without protection.
+            test: (inputs [m, ...], targets [m, ...]), m >= 1; they are public, since they are evaluated without
+                protection.
             clients: for each client the indices of its training examples; some may be empty. Examples that no client
                 holds are not used.
             users: instead of `clients`, the user of each training example [n], numbers or names.
             classes: number of classes (tokens). None takes the test targets' largest plus one, so that the number does
                 not depend on private examples.
-            labels: names of the classes, in the order of their numbers. None takes the names among the test targets in
-                alphabetical order, if targets are names.
+            labels: names of the classes, in the order of their numbers. If targets are names, None takes those among
+                the test targets in alphabetical order.
             name: for reports.
 
         Raises:
-            DataError: arrays that are empty, not numeric, of unequal lengths, of different shapes in training and test,
-                or with NaN or infinity; a target without a class; an index that is out of range or given to two
-                clients.
+            DataError: arrays are empty, not numeric, of unequal lengths, of different shapes in training and test, or
+                contain NaN or infinity; a target has no class; an index is out of range or given to two clients.
 
         >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
         >>> own = DataSet.from_arrays((x, y), (x, y), clients=[[0, 1, 2], [3, 4, 5]])
@@ -148,7 +148,7 @@ class DataSet:
         Both parts may be tables instead of pairs of arrays; see `fedlgm.data.tables.as_arrays`.
 
         Raises:
-            DataError: a key is missing or unknown, or see `from_arrays`.
+            DataError: a key is missing or unknown, or as in `from_arrays`.
         """
         of_tables = tables.holds_tables(arrays)
         known = (*_KEYS, *tables.OPTIONS) if of_tables else _KEYS
@@ -302,7 +302,7 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
         what: description of the array, for the message.
 
     Raises:
-        DataError: not numeric, complex, NaN or infinity.
+        DataError: the values are not numeric, complex, NaN or infinite.
 
     Example:
         >>> as_numbers([0.5, 1], "targets").dtype, as_numbers([True, False], "targets").dtype

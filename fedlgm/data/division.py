@@ -21,7 +21,7 @@ _WITHOUT_LABELS = ("iid", "natural")
 def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values: Any) -> Partition:
     """Divide a data set's training examples among clients.
 
-    The result depends on the arguments only, never on a global random generator.
+    The result depends only on the arguments, never on a global random generator.
 
     Args:
         data: the set. Schemes by label need integer targets [n].
@@ -34,8 +34,8 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
         **values: options of the scheme; `private_class` is a class's number or name.
 
     Raises:
-        ConfigError: an unknown scheme or option, a value out of range, or a requirement that the data cannot meet.
-        DataError: your own function names examples that do not exist, or one twice.
+        ConfigError: a scheme or option is unknown, a value is out of range, or the data cannot meet a requirement.
+        DataError: your own function names examples that do not exist, or names one twice.
 
     >>> x, y = np.zeros((8, 2)), np.arange(8) % 2
     >>> divide(DataSet.from_arrays((x, y), (x, y)), 4, "iid").sizes.tolist()

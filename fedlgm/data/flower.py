@@ -89,7 +89,7 @@ def find(scheme: str) -> Any:
     """The class of `flwr_datasets.partitioner` with that name, or the object that "package.module:name" names.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such class or object.
     """
     if is_partitioner_name(scheme):
         partitioners()
@@ -98,7 +98,7 @@ def find(scheme: str) -> Any:
 
 
 def partitioner_options(found: Any) -> dict[str, bool]:
-    """Arguments of a partitioner or a user's function that a run does not fill in: name -> whether it is required."""
+    """Arguments of a partitioner or a user's function that a run does not supply: name -> whether it is required."""
     if not callable(found):
         return {}
     parameters = parameters_of(found).values()
@@ -115,7 +115,7 @@ def by_partitioner(
     Args:
         found: a `Partitioner`, which is copied and not changed, or its class.
         columns: columns to divide by: "label" [n], and "user" [n] if the data have users.
-        clients: number of clients that it must give.
+        clients: number of clients that it must return.
         ring: source of randomness, for the order of the rows and for `seed` where the class takes one.
         values: options for a class; `num_partitions`, `partition_by` ("label") and `seed` are filled in.
 
@@ -123,7 +123,7 @@ def by_partitioner(
         Owner of each sample.
 
     Raises:
-        ConfigError: the partitioner refuses its options or the data, or gives another number of clients.
+        ConfigError: the partitioner refuses its options or the data, or returns another number of clients.
     """
     from datasets import Dataset
 

@@ -1,7 +1,7 @@
-"""Readers of the published files of public sets; any damage raises a `DataError` that names the file.
+"""Readers of the published files of public sets. Damage raises a `DataError` that names the file.
 
-They read what torchvision reads, but also compressed or partial copies: torchvision insists on unpacked files whose MD5
-sums are those of the original release, and unpickles CIFAR without restriction.
+The readers accept the files that torchvision reads, and also compressed or partial copies. torchvision insists on
+unpacked files whose MD5 sums are those of the original release, and unpickles CIFAR without restriction.
 """
 
 from __future__ import annotations

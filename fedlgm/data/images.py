@@ -7,8 +7,8 @@
                                                               validation (1) are left out; without it every fifth
                                                               image is a test image
 
-Resized images are kept beside the other data (`$FEDLGM_DATA`) and mapped into memory when needed, so that a set
-larger than memory can be used; a changed folder is read again.
+Resized images are kept with the other data (`$FEDLGM_DATA`) and mapped into memory when needed, so a set may be larger
+than memory. A changed folder is read again.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def load_folder(
         folder: see the module.
         image_size: height and width; the largest centred square of an image is resized bilinearly.
         channels: 3 (RGB) or 1 (grey).
-        attribute: column of the attribute file that gives the class: a number above 0 is class 1, otherwise class 0;
-            words are classes in alphabetical order. None takes subfolders as classes.
+        attribute: column of the attribute file that gives the class. A number above 0 is class 1, any other number
+            class 0; words are classes in alphabetical order. None takes subfolders as classes.
         train_images: number of training images that the folder must have, as published or agreed; None accepts any
             number.
         image_classes: likewise the number of classes.
 
     Raises:
-        DataError: no such folder, no images, an image that cannot be read, or a missing label, each with its name; or
-            numbers of images or classes other than stated.
+        DataError: the folder does not exist or has no images, an image cannot be read, or a label is missing (the
+            message names it); or the number of images or classes is not the stated one.
     """
     if folder is None or not Path(folder).is_dir():
         problem = "it is not set" if folder is None else f"{str(folder)!r} is none"

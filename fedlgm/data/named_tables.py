@@ -1,6 +1,6 @@
 """Tables by name: CSV and Parquet files, and data sets of the Hugging Face Hub.
 
-Both become tables here and a data set in `fedlgm.data.tables`, like tables that a user passes.
+Both become tables here. `fedlgm.data.tables` makes a data set of them, as of tables that a user passes.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Partition:
         """Partition in which client i holds the samples `clients[i]`, integers in [0, samples).
 
         Raises:
-            DataError: no clients or examples, or indices that are not integers, out of range or given twice.
+            DataError: there are no clients or examples, or indices are not integers, out of range or given twice.
         """
         if isinstance(clients, Mapping) or not hasattr(clients, "__len__"):
             raise DataError(f"clients: give a list of sample numbers for each client, not a {type(clients).__name__}")

@@ -12,7 +12,7 @@ _TO_FLOAT = 2.0 / 255.0
 
 @dataclass(frozen=True)
 class Pixels:
-    """Bytes and a table of the number for each: the same floats in a quarter of their memory.
+    """Bytes and a table with the number for each byte: the same floats in a quarter of their memory.
 
     Attributes:
         codes: uint8 [n, ...].

@@ -1,4 +1,4 @@
-"""Sets in files: where to look for them, how to download them, and how to make a `DataSet` of them."""
+"""Sets in files: the folders that may hold them, their download, and the `DataSet` made of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FileSet:
         layout: folder below a data directory in which torchvision or LEAF keeps it.
         advice: how to get the files by hand, up to "into <folder>".
         torchvision: class of `torchvision.datasets` that downloads it, or None.
-        debian: folder in which Debian's package keeps them; None is a folder of the set's name among its data sets.
+        debian: folder of Debian's package; None is a folder with the set's name among its data sets.
         examples: published number of training examples, or None.
         test: patterns of the files of the test examples; empty if one file holds all examples.
     """
@@ -178,7 +178,7 @@ def locate(name: str, data_dir: str | Path | None, *, download: bool, files: tup
         The folder.
 
     Raises:
-        DataError: if `data_dir` is not a directory, or the set is nowhere and cannot be downloaded.
+        DataError: `data_dir` is not a directory, or no folder holds the set and it cannot be downloaded.
     """
     if data_dir is not None and not Path(data_dir).is_dir():
         raise DataError(f"the data folder {str(data_dir)!r} (data.dir in a recipe) is not a directory")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spent:
-    """Charges that every run on a data set counts as its own.
+    """Charges that every run on a data set adds to its own.
 
     Attributes:
         events: (event, number of releases).

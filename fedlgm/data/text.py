@@ -15,7 +15,8 @@ from fedlgm.data.formats import Samples
 from fedlgm.errors import DataError
 
 ALPHABET = "\n !'(),-.:;?" + string.ascii_uppercase + string.ascii_lowercase
-"""The 64 characters of the bundled texts. It is a constant: an alphabet read off private texts would tell of them."""
+"""The 64 characters of the bundled texts. The alphabet is a constant, because one derived from private texts would
+reveal information about them."""
 LENGTH = 32
 _TEST_EVERY = 10
 _VERSE = re.compile(r"(\d?[A-Za-z]+)(\d+):\d+ (.+)")
@@ -47,10 +48,10 @@ def decode(tokens: np.ndarray) -> str:
 
 
 def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET) -> tuple[Samples, Samples]:
-    """Training and test examples: a window of `length` characters, and as targets the character after each of them.
+    """Training and test examples: windows of `length` characters; the target of each character is the next one.
 
-    Windows of a text do not overlap. Every tenth window, counted through all texts, is a test example: a fixed, public
-    rule. The remainder at a text's end is not used.
+    Windows of a text do not overlap. By a fixed, public rule every tenth window, counted through all texts, is a test
+    example. The remainder at a text's end is not used.
 
     Args:
         texts: text of each user; users in the mapping's order get the numbers 0, 1, ...
@@ -105,12 +106,11 @@ def read_bible(path: Path) -> list[tuple[str, int, str]]:
     """Chapters (book, number, text) of Debian's bible.data, verses on their own lines.
 
     The file (Chip Chapin's "Bible Retrieval System") holds 84 bytes of title, the size of a window and the number of
-    windows (big-endian), the start of each window, and the windows: text packed by compress(1), without its header. It
-    is not
-    shipped: `data.load("bible-kjv")` finds it, see docs/how-to/text.md.
+    windows (big-endian), the start of each window, and the windows: text packed by compress(1), without its header.
+    The file is not shipped; `data.load("bible-kjv")` finds it (see docs/how-to/text.md).
 
     Raises:
-        DataError: not such a file, or damaged.
+        DataError: the file is of another kind, or damaged.
     """
     try:
         content = path.read_bytes()

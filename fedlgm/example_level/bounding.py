@@ -1,4 +1,4 @@
-"""A step's contribution to the sum: bounded per-example gradients and the examples' answers to the plan's queries."""
+"""A step's contribution to the sum: bounded per-example gradients, and the examples' answers to the plan's queries."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def bounded_updates(batch: ClippedSum, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
-    """One row for a whole batch, against the gradient: every example's share keeps the scaling's and queries' bounds.
+    """One row for a whole batch, opposite to the gradient, within the bounds of the scaling and the queries.
 
     Args:
-        batch: the batch's scaled sum, which is changed in place (its sign), and the norms used for scaling.
+        batch: the batch's scaled sum, whose sign is changed in place, and the norms used for scaling.
         scaling: the scaling.
         plan: the plan whose auxiliary queries are answered; each example's answer is clipped to the query's bound.
     """
@@ -30,7 +30,7 @@ def bounded_updates(batch: ClippedSum, scaling: Scaling, plan: ReleasePlan) -> B
 
 
 def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
-    """The same for given per-example gradients [B, D], for audits and tests without a model.
+    """The same row for given per-example gradients [B, D], for audits and tests without a model.
 
     An example with NaN or Inf counts as zero.
     """

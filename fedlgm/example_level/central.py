@@ -1,4 +1,4 @@
-"""Centralised DP-SGD: plan, bound, charge, release and step, as a federation of one.
+"""Centralised DP-SGD as a federation of one: plan, bound, charge, release and step.
 
 >>> import tempfile, torch
 >>> from fedlgm import RunFacts, Sampling, mechanisms
@@ -76,8 +76,8 @@ def train(
     """Train a model with example-level privacy; its weights are changed in place.
 
     Every step draws a Poisson batch at the rate of the facts, sums the batch's bounded gradients, charges the ledger,
-    adds the plan's noise, divides by the public q N and steps against the result. An empty batch also makes a step, and
-    its release is pure noise. (epsilon, delta) holds for adding or removing one example, given the ledger's total.
+    adds the plan's noise, divides by the public q N and steps against the result. An empty batch also makes a step,
+    whose release is pure noise. (epsilon, delta) holds for adding or removing one example, given the ledger's total.
 
     Args:
         module: float32 model without state between batches.
@@ -93,8 +93,8 @@ def train(
         progress: called with the number of every finished step.
 
     Raises:
-        ConfigError: a mechanism that bounds clients, facts of other sampling or trust, a population that does not match
-            the data, or a module without gradients per example.
+        ConfigError: the mechanism bounds clients, the facts have another sampling or trust, the population does not
+            match the data, or the module has no gradients per example.
     """
     mechanism, facts = method.mechanism, method.facts
     trainer = ExampleTrainer(module, method.layers, mechanism, task=task, exact_sums=exact_sums)

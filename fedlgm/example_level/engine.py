@@ -29,12 +29,11 @@ from fedlgm.models.built import Built, refuse_gradient_hooks
 from fedlgm.training.stack.tape import Memory
 
 ACTIVATION_BYTES = 8 << 20
-"""Size that the largest activation of a micro-batch should not exceed: larger tensors are mapped anew every time."""
+"""Largest activation of a micro-batch, as a target: larger tensors are mapped anew every time."""
 PASS_BYTES = 320 << 20
-"""Size that the layers' inputs and outputs of a micro-batch should not exceed together; half of it where layers are not
-scaled one by one, so that they also keep what their sums need."""
+"""Size of the inputs and outputs of all layers in a micro-batch, as a target; half of it if sums must also be kept."""
 STORED_BYTES = 128 << 20
-"""Per-example gradients of a micro-batch that may be kept at a time."""
+"""Size of a micro-batch's per-example gradients that may be kept at a time."""
 _BOTH, _EACH = slice(2), (slice(1), slice(1, 2))
 
 
@@ -65,9 +64,9 @@ class ClippedSum:
 
     Attributes:
         total: sum of the examples' scaled gradients, [D] in the order of the layer table; float64 with `exact_sums`.
-        norms: norm (l2, or what the scaling bounds) of every example's gradient of every layer before scaling, float64
-            [B, K]; NaN or Inf where it is not finite. PRIVATE: for diagnostics that stay private.
-        discarded: examples that counted as zero because a gradient of theirs was not finite. PRIVATE.
+        norms: norm (l2, or the norm that the scaling bounds) of every example's gradient of every layer before
+            scaling, float64 [B, K]; NaN or Inf where it is not finite. PRIVATE: for diagnostics that stay private.
+        discarded: examples that counted as zero because one of their gradients was not finite. PRIVATE.
 
     Example:
         >>> from fedlgm.example_level.scaling import of_style
@@ -95,23 +94,23 @@ class SumsExamples(Protocol):
 class ExampleGradients:
     """Per-example gradients of a module, clipped and summed without being kept.
 
-    Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm are fused into the backward pass, parameters shared
-    between layers are summed per example, and every other module with parameters gets per-example gradients from
-    `torch.func`, which is slower; a notice says so once.
+    Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm are fused into the backward pass, and parameters shared
+    between layers are summed per example. Every other module with parameters gets per-example gradients from
+    `torch.func`, which is slower; a notice reports this once.
 
     Args:
         module: any module whose first dimension is the example and whose examples do not influence each other.
-        layers: its layer table; layers may be of any grouping.
+        layers: its layer table, of any grouping.
         task: losses per example; None is classification.
         micro_batch: maximum number of examples per pass; None chooses by the size of the activations. It affects only
             rounding.
-        exact_sums: sum the gradients in float64, which takes longer. The difference of two sums of n examples that
-            differ in one then moves by at most n^2 2^-52 bounds beyond that example's contribution; in float32 by up to
+        exact_sums: sum the gradients in float64, which takes longer. If two sums of n examples differ in one example,
+            their difference then exceeds this example's contribution by at most n^2 2^-52 bounds; in float32 by up to
             n^2 2^-23. Gradients themselves stay in the precision of the parameters.
 
     Raises:
-        ConfigError: a module whose examples influence each other, such as BatchNorm in training mode; one without the
-            table's parameters, or with several dtypes; or a `micro_batch` below 1.
+        ConfigError: the module's examples influence each other, as in BatchNorm in training mode; it lacks parameters
+            of the table or has several dtypes; or `micro_batch` is below 1.
 
     Example:
         >>> from fedlgm.example_level.scaling import of_style

@@ -1,4 +1,4 @@
-"""Per-example gradients of any module: every example gets its own copy of the parameters, under `torch.func.vmap`."""
+"""Per-example gradients of any module: every example has a copy of the parameters, under `torch.func.vmap`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedlgm.errors import ConfigError
 
 
 class GenericSite:
-    """A module without a rule, with everything inside it.
+    """A module without a rule, with all modules inside it.
 
     The parameters are expanded to [n, ...] leaves of the graph, so that autograd computes a gradient per example. A
     module that `torch.func.vmap` does not support, such as a recurrent one, is called example by example.

@@ -1,6 +1,6 @@
 """Norms in which examples' gradients are bounded: l2 for Gaussian noise, l1 for Laplace noise.
 
-A norm adds up an amount per parameter of a layer (squares for l2) and makes the layer's norm of their sum.
+A norm adds up an amount per parameter of a layer (squares for l2) and computes the layer's norm from the sum.
 """
 
 from __future__ import annotations

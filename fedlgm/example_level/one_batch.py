@@ -29,8 +29,8 @@ def clipped_sum(
 
     With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with "flat" the whole
     gradient by min(1, C / ||g_i||). A factor below 1 is reduced by 2^-19, so that rounding carries no contribution
-    above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the sensitivity of the
-    sum under add-or-remove-one example.
+    above its bound. One example's contribution has an l2 norm of at most sqrt(sum_j c_j^2), or C, which is the
+    sensitivity of the sum under add-or-remove-one example.
 
     Args:
         module: any module whose first dimension is the example and whose examples do not influence each other.
@@ -46,8 +46,8 @@ def clipped_sum(
         not finite counts as zero.
 
     Raises:
-        ConfigError: bounds out of range, unequal numbers of inputs and targets, or a module without gradients per
-            example (BatchNorm in training mode).
+        ConfigError: bounds are out of range, the numbers of inputs and targets differ, or the module has no gradients
+            per example (BatchNorm in training mode).
 
     Source: Abadi et al. (CCS 2016), Algorithm 1; Lee and Kifer (PoPETs 2021) and Li et al. (ICLR 2022) for ghost norms.
 

@@ -40,7 +40,7 @@ class Site:
 class Total:
     """Sum of the scaled gradients, a flat vector whose parts are allocated on first use.
 
-    Until then they take no memory, while the activations of the backward pass still do.
+    The parts take no memory while the activations of the backward pass still do.
 
     Args:
         size: D.

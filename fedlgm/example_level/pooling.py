@@ -54,7 +54,7 @@ class _MaxPool(torch.autograd.Function):
 
 
 FEW_BYTES = 1 << 19
-"""Bytes of images that all passes are made over before the next ones: with what is made of them they fit the cache."""
+"""Bytes of images that go through all passes together, so that images and results fit the cache."""
 
 
 def _few(images: Tensor) -> Iterator[slice]:

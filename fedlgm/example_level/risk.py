@@ -1,9 +1,10 @@
-"""Layer risk: how well an adversary detects members from a layer's output, measured only on public data.
+"""Layer risk: how accurately an adversary detects members from a layer's output, measured only on public data.
 
-A shadow model of the target's architecture is trained on one part of a public data set. Its layers' outputs for that
-part (members) and for the rest (non-members) train one adversary per layer, whose error rate ER_l measures the layer's
-leakage: 0.5 is a coin toss. These adversaries see only outputs; another one uses the norm of an example's gradient in
-the layer, the quantity that is bounded and noised. `layer_risk` takes no private data and no model trained on it.
+A shadow model of the target's architecture is trained on one part of a public data set. One adversary per layer is
+trained on the layer's outputs for this part (members) and for the rest (non-members). Its error rate ER_l measures the
+layer's leakage; 0.5 means no leakage. These adversaries see only outputs. Another one uses the norm of an example's
+gradient in the layer, the quantity that is bounded and noised. `layer_risk` takes no private data and no model trained
+on it.
 
 Source: LM-DP-SGD paper, Section 4.1 and Algorithm 2; the paper does not give the adversary's layers.
 
@@ -38,7 +39,7 @@ from fedlgm.queries import layer_directions
 FEATURES = 256
 """Numbers per example that an adversary sees: larger outputs are projected at random."""
 _QUANTILES = torch.linspace(0.0, 1.0, 17)
-"""Of every example's output, beside the output itself: how far it stands out does not depend on its coordinates."""
+"""Quantiles of an example's output, which the adversary sees too, since outliers may be at any coordinate."""
 LEAST = 40
 """Least number of public examples."""
 _LOOKS, _LOOKED_AT = 5, 256  # times in a shadow model's training at which its gradients are looked at, and of how many
@@ -50,12 +51,12 @@ class LayerRisk:
 
     Attributes:
         layer: its name in the layer table.
-        training_error: error rate of the adversary on its own training set, as the paper measures it: biased low.
+        training_error: error rate of the adversary on its training set, as in the paper; it is biased low.
         held_out_error: error rate on members and non-members that the adversary has not seen.
-        strength: mean of ||g_l|| / ||g|| over public examples' gradients, over the shadow model's training; see
-            `fedlgm.queries.LayerStrength`.
+        strength: mean of ||g_l|| / ||g|| over public examples' gradients, over the shadow model's training (see
+            `fedlgm.queries.LayerStrength`).
         gradient_error: error rate, on examples that it has not seen, of a threshold on the norm of an example's
-            gradient in the layer: members have smaller ones, because the model fits them.
+            gradient in the layer; members have smaller norms, because the model fits them.
     """
 
     layer: str
@@ -70,14 +71,14 @@ class ShadowTraining:
     """Training of the shadow model and the adversaries.
 
     Attributes:
-        members: share of the public set that the shadow model is trained on.
+        members: share of the public set on which the shadow model is trained.
         epochs: passes of the shadow model.
         lr: its learning rate (Adam).
-        batch_size: examples per step of either.
+        batch_size: examples per step of shadow model and adversaries.
         adversary_epochs: passes of the adversaries (Adam, learning rate 0.001, one hidden layer of 64).
 
     Raises:
-        ConfigError: a number outside its range.
+        ConfigError: a number is outside its range.
     """
 
     members: float = 0.5
@@ -103,19 +104,19 @@ def layer_risk(
 ) -> list[LayerRisk]:
     """Error rates of the layers of an architecture, in the order of its layer table.
 
-    A layer without its own output (parameters that another module uses) has no adversary: 0.5.
+    A layer without an output (parameters that another module uses) has no adversary, and its rates are 0.5.
 
     Args:
         shadow: a freshly initialised model of the target's architecture; it is trained in place on public data.
         public_x: public inputs [N, ...], N >= 40.
         public_y: public targets [N, ...].
-        keys: splits and batches; initial weights of the adversaries.
-        training: how shadow model and adversaries are trained.
+        keys: source of splits, batches and the adversaries' initial weights.
+        training: settings of the shadow model and the adversaries.
         task: a task, its name, or losses per example; None is classification.
         progress: called with (done, total, description): passes of the shadow model, then layers.
 
     Raises:
-        ConfigError: too few examples, settings out of range, or a module without gradients per example.
+        ConfigError: there are too few examples, settings are out of range, or the module has no gradients per example.
     """
     settings, losses = training or ShadowTraining(), tasks.get(task)
     if len(public_y) < LEAST:
@@ -201,16 +202,16 @@ def layer_errors(
 ) -> dict[str, tuple[float, float]]:
     """Error rates of one adversary per layer against a trained model, by layer: (training, held out).
 
-    Half of the members and half of the non-members are known to the adversary; on the other half it errs in the
-    held-out share. This is Algorithm 2's second part, and, with a private model and its members, an attack on it: then
-    its result is private.
+    The adversary knows half of the members and half of the non-members; the held-out rate is its error on the other
+    half. This is the second part of Algorithm 2. With a private model and its members it is an attack on this model,
+    and its result is private.
 
     Args:
         module: the model.
         x: inputs [N, ...].
         inside: rows of its training examples.
         outside: rows of other examples.
-        keys: splits, batches, projections and initial weights of the adversaries.
+        keys: source of the adversaries' splits, batches, projections and initial weights.
         training: settings of the adversaries.
         progress: called with (layers done, layer).
 
@@ -237,9 +238,9 @@ def public_bias_weights(
 ) -> np.ndarray:
     """Layer weights that minimise the bias of reweighted clipping on public examples, float64 [L], at least 0.
 
-    With u_l the mean of C_i g_il / ||g_il|| and grad_l the mean of g_il, both over the public examples, they minimise
-    sum_l ||w_l u_l - grad_l||^2 subject to sum_l w_l^2 = 1; negative ones are then set to 0. As `strengths` of
-    "lm-dp-sgd" without error rates they are the paper's weights for convergence, but public.
+    Let u_l be the mean of C_i g_il / ||g_il|| and grad_l the mean of g_il, both over the public examples. The weights
+    minimise sum_l ||w_l u_l - grad_l||^2 subject to sum_l w_l^2 = 1; negative ones are then set to 0. Passed as
+    `strengths` of "lm-dp-sgd" without error rates, they are a public form of the paper's weights for convergence.
 
     Args:
         module: a model of the architecture, at weights independent of private data.

@@ -1,7 +1,7 @@
 """Scaling of each example's gradient: clipping, normalisation and reweighting as factors per layer.
 
-An example i with layer gradients g_1 .. g_K contributes sum_j f_ij g_ij. A `Scaling` turns the norms ||g_ij|| into the
-factors f_ij and states a bound of the contribution that holds for all norms.
+An example i with layer gradients g_1 .. g_K contributes sum_j f_ij g_ij. A `Scaling` computes the factors f_ij from
+the norms ||g_ij|| and states a bound of the contribution that holds for all norms.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from fedlgm.extension import is_bundled
 from fedlgm.rows_apart import rows_apart
 
 SAFETY = 1 - 2.0**-19
-"""Share of a bound that gradients are cut to: rounding in a norm (at most 2^-20) then carries none above its bound, and
-sums in float64 of up to 2^15 of them (n^2 2^-52 of the bound, 2^-22) move by no more than it."""
+"""Share of a bound to which gradients are cut. Rounding in a norm (at most 2^-20) then carries none above its bound,
+and float64 sums of up to 2^15 of them (n^2 2^-52 of the bound, 2^-22) move by no more than the bound."""
 LEAST_BOUND = 2.0**-36
-"""Smallest bound besides 0: squares of float32 numbers vanish below 1e-19, so a norm is only known above 5e-15."""
+"""Smallest bound except 0. Squares of float32 numbers vanish below 1e-19, so a norm is known only above 5e-15."""
 LEAST_STABILISER = 1e-6
-"""Smallest number that keeps short gradients from being scaled up without limit."""
+"""Smallest stabiliser, which keeps short gradients from being scaled up without limit."""
 LEAST_NORM = 2.0**-46
-"""Norms below this count as 0 where a gradient is normalised: its direction is not known in float32."""
+"""Norms below this value count as 0 in a normalisation, because float32 does not determine the direction."""
 
 
 class Scaling(Protocol):
     """Factors of the layers' gradients.
 
-    A user's scaling is called with one example at a time (n = 1), and its factors are cut to its bounds, see
-    `one_by_one`.
+    A user's scaling is called with one example at a time (n = 1), and its factors are cut to its bounds (see
+    `one_by_one`).
 
     Attributes:
         per_layer: whether the factor of a layer depends on the norm of that layer alone. Such gradients are scaled and
             added during the backward pass; all others wait for its end.
 
-    A scaling that bounds another norm than l2 has an attribute `norm`, see `fedlgm.example_level.norms`.
+    A scaling that bounds another norm than l2 has an attribute `norm` (see `fedlgm.example_level.norms`).
 
     Example:
         >>> scaling: Scaling = PerLayerClip((1.0, 2.0))
@@ -102,10 +102,10 @@ def _alone(scaling: Scaling, norms: Tensor) -> Tensor:
 
 
 def one_by_one(scaling: Scaling) -> Scaling:
-    """The scaling to apply: a user's is called with one example at a time and kept to its bounds.
+    """The scaling to apply. A user's is called with one example at a time, and its factors are cut to its bounds.
 
-    A factor that depends on other examples' norms (clipping to the batch's median) has no per-example bound: adding one
-    example would also move the other examples' factors.
+    A factor that depends on other examples' norms (clipping to the batch's median) has no per-example bound, because
+    one added example would also move the other examples' factors.
 
     Args:
         scaling: a mechanism's scaling.
@@ -126,7 +126,7 @@ def one_by_one(scaling: Scaling) -> Scaling:
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     """min(1, c / norm), times 1 - 2^-19 if it clips; 1 for an infinite bound, 0 for a bound of 0.
 
-    This is for gradients of examples, in tensors on any device; for clients' updates see
+    This function is for gradients of examples, in tensors on any device. For clients' updates see
     `fedlgm.aggregation.clip_factors`, whose sums have more terms and need a larger margin.
 
     Args:
@@ -154,7 +154,7 @@ def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None
         layers: K, if known.
 
     Raises:
-        ConfigError: a bound that is negative, NaN or too small for norms in float32, or not one bound per layer.
+        ConfigError: a bound is negative, NaN or too small for norms in float32, or there is not one bound per layer.
 
     Example:
         >>> check_bounds([0.0, 1], layers=2).tolist()
@@ -177,7 +177,7 @@ class PerLayerClip:
         clip: one bound c_j per layer.
 
     Raises:
-        ConfigError: a bound out of range.
+        ConfigError: a bound is out of range.
 
     Example:
         >>> scaling = PerLayerClip((1.5, 8.0))
@@ -251,7 +251,7 @@ class FlatClip(_Whole):
         clip: C.
 
     Raises:
-        ConfigError: C out of range.
+        ConfigError: C is out of range.
 
     Example:
         >>> FlatClip(2.5).factors(torch.tensor([[3.0, 4.0]])).round(decimals=4).tolist()
@@ -270,11 +270,11 @@ class AutoS(_Whole):
     """f_i = C / (||g_i|| + gamma): Auto-S (Bu et al., NeurIPS 2023), equal to NSGD (Yang et al., 2022).
 
     Attributes:
-        clip: C, the bound that the contribution stays below; the papers absorb it into the learning rate.
+        clip: C, a strict bound of the contribution's norm; the papers absorb it into the learning rate.
         gamma: stabiliser, 0.01 in the paper.
 
     Raises:
-        ConfigError: C out of range or infinite, or gamma below 1e-6.
+        ConfigError: C is out of range or infinite, or gamma is below 1e-6.
 
     Example:
         >>> AutoS(1.0, gamma=3.0).factors(torch.tensor([[3.0, 4.0]])).round(decimals=4).tolist()  # 1 / (5 + 3)
@@ -298,15 +298,15 @@ class AutoS(_Whole):
 class PSAC(_Whole):
     """f_i = C / (||g_i|| + r / (||g_i|| + r)): DP-PSAC (Xia et al., AAAI 2023).
 
-    The gradient itself, which the LM-DP-SGD paper's copy of the formula lacks, is multiplied by this factor. Its norm
-    stays below C; small gradients keep the weight C instead of the 1 / gamma of Auto-S.
+    The factor multiplies the gradient itself, which is missing in the LM-DP-SGD paper's copy of the formula. The norm
+    of the result stays below C. Small gradients keep the weight C instead of the 1 / gamma of Auto-S.
 
     Attributes:
         clip: C.
         r: stabiliser, 0.1 in the authors' MNIST example.
 
     Raises:
-        ConfigError: C out of range or infinite, or r below 1e-6.
+        ConfigError: C is out of range or infinite, or r is below 1e-6.
 
     Example:
         >>> PSAC(3.0, r=1.0).factors(torch.tensor([[1.0]])).round(decimals=4).tolist()  # 3 / (1 + 1 / (1 + 1))
@@ -337,7 +337,7 @@ class Reweighted:
         weights: w_j >= 0 with sum_j w_j^2 = 1 (or below 1).
 
     Raises:
-        ConfigError: C out of range or infinite, or other weights.
+        ConfigError: C is out of range or infinite, or the weights do not fit.
 
     Example:
         >>> Reweighted(1.0, (0.6, 0.8)).factors(torch.tensor([[1.2, 1.6]])).round(decimals=4).tolist()
@@ -381,7 +381,7 @@ def of_style(style: str, clip: float | Sequence[float] | np.ndarray, layers: int
     """The scaling of `style` "per-layer" (a number stands for that bound in every layer) or "flat".
 
     Raises:
-        ConfigError: another style, bounds out of range, or several bounds for one gradient.
+        ConfigError: the style is unknown, bounds are out of range, or there are several bounds for one gradient.
 
     Example:
         >>> of_style("per-layer", 0.5, layers=2)

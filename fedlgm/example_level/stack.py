@@ -1,7 +1,7 @@
 """Passes over plain stacks of fully connected layers, without autograd and hooks inside the model.
 
-For the small batches of clients their bookkeeping costs several times the arithmetic. The operations are those of
-`passes.Pass`, in its order, so the bits are the same.
+For the small batches of clients, autograd's and the hooks' bookkeeping costs several times as much as the arithmetic.
+The operations are those of `passes.Pass`, in its order, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class StackPass:
     """Forward and backward pass of a stack. Use `StackPass.of`.
 
     Args:
-        layers: the fully connected layers, the input's first, each with its activation and that one's derivative.
+        layers: the fully connected layers, the input's first, each with its activation and the activation's
+            derivative.
         flattens: whether the stack flattens its inputs.
         task: owns the losses.
     """
@@ -54,7 +55,7 @@ class StackPass:
 
     @classmethod
     def of(cls, module: nn.Module, sites: Sequence[Any], task: Any) -> StackPass | None:
-        """The pass of a module; None unless it is such a stack on the CPU, and the task one of this package's.
+        """The pass of a module; None unless it is such a stack on the CPU with a task of this package.
 
         Args:
             module: its parameters are read in place.

@@ -1,4 +1,4 @@
-"""Steps of example-level training: Poisson batches, bounded gradient sums, and local steps with clients' own noise."""
+"""Steps of example-level training: Poisson batches, bounded gradient sums, and local steps with clients' noise."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from fedlgm.upload_caps import within_caps
 
 
 class ExampleTrainer:
-    """Bounds and adds up examples' gradients as a mechanism's plan says, in one resident model.
+    """Bounds and adds up examples' gradients according to a mechanism's plan, in one resident model.
 
-    Before its first sum and at some later steps it tests model and task on a few of the examples (`fedlgm.trial`): if
-    examples influence each other, clipping bounds no example's effect.
+    Before its first sum and at some later steps it tests model and task on a few of the examples (`fedlgm.trial`),
+    because clipping bounds no example's effect if examples influence each other.
 
     Args:
-        module: float32 model without state between batches; taken over by the trainer.
+        module: float32 model without state between batches; the trainer takes it over.
         layers: `mechanism.table(...)` of the module's layers.
         mechanism: a mechanism of unit "example".
-        device: where to train.
+        device: device of the training.
         task: losses per example; None is classification.
         exact_sums: see `ExampleGradients`.
         kernel: "native" for the compiled kernel (`NativeExampleGradients`), which knows plain stacks of layers.
 
     Raises:
-        ConfigError: a mechanism that bounds whole clients, a module without gradients per example, or no kernel.
+        ConfigError: the mechanism bounds whole clients, the module has no gradients per example, or there is no kernel.
 
     Example:
         >>> from fedlgm import RunFacts, Sampling, Transcript, mechanisms
@@ -90,7 +90,7 @@ class ExampleTrainer:
         self._random = random.Random()  # not the run's: what a run draws does not depend on when it is tried
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
-        """A batch's contribution to the step's sum at the current `weights`, the negative gradient, [1, D].
+        """A batch's contribution to the step's sum at the current `weights`, which is the negative gradient, [1, D].
 
         One example changes it by at most the plan's bounds in l2 norm, and the auxiliary queries' answers by theirs.
 
@@ -101,7 +101,7 @@ class ExampleTrainer:
             plan: the step's plan.
 
         Raises:
-            ConfigError: a trial finds that an example's gradient depends on more than the example, see `fedlgm.trial`.
+            ConfigError: a trial finds that an example's gradient depends on other examples (see `fedlgm.trial`).
         """
         self._try(x, y)
         if self._scaled is None or self._scaled[0] is not plan:
@@ -111,7 +111,7 @@ class ExampleTrainer:
         return bounded_updates(self._gradients.sum(x, y, scaling), scaling, plan)
 
     def figures(self, x: Inputs, y: Tensor, rows: Tensor) -> np.ndarray:
-        """`private_figures` of a batch; arguments as for `sum`."""
+        """`private_figures` of a batch; the arguments are those of `sum`."""
         return private_figures(self._gradients, self._mechanism, self.layers, *self._batch(x, y, rows))
 
     def _try(self, x: Inputs, y: Tensor) -> None:
@@ -140,8 +140,8 @@ def private_figures(
 ) -> np.ndarray:
     """The figures from which a published, NOT PRIVATE variant plans, float64 [rows, K].
 
-    PRIVATE. They are the finite raw layer norms of the examples' gradients [n, K], or the mechanism's own figures
-    (`UsesPrivateSums`).
+    PRIVATE. The figures are the finite raw layer norms of the examples' gradients [n, K], or the mechanism's own
+    figures (`UsesPrivateSums`).
 
     Args:
         gradients: the model's per-example gradients.
@@ -177,8 +177,8 @@ def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tenso
 def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
     """Ring of the batches drawn from data with this digest.
 
-    For a secret ring it depends on the data: repeating a step with other data is another release, whose batch must be
-    drawn independently for sampling to amplify it. The ring of a public seed is unchanged.
+    For a secret ring the result depends on the data: repeating a step with other data is another release, whose batch
+    must be drawn independently for sampling to amplify it. The ring of a public seed is unchanged.
 
     Example:
         >>> seeded, secret = KeyRing.from_seed(1), KeyRing.from_seed(None)
@@ -214,11 +214,11 @@ def local_steps(
     client: int,
     backend: NoiseBackend = "cpu",
 ) -> tuple[Tensor, str]:
-    """A client's round of private steps: each samples a Poisson batch, bounds, adds its own noise and moves the model.
+    """A client's round of private steps; each samples a Poisson batch, bounds it, adds noise and moves the model.
 
-    The result is a function of the steps' noisy sums alone, so it is private for the client's examples by the
-    composition of `plan.event`, under adding or removing one of them. A client without data makes the same steps.
-    `clients.example_level.ExampleSteps` calls it; docs/how-to/example-level.md has a run.
+    The result is a function only of the steps' noisy sums. By the composition of `plan.event` it is therefore private
+    for the client's examples, under adding or removing one of them. A client without data makes the same steps.
+    `clients.example_level.ExampleSteps` calls this function; docs/how-to/example-level.md has a run.
 
     Args:
         trainer: trainer for the plan's layers.
@@ -226,7 +226,7 @@ def local_steps(
         model: the global model [D].
         data: the client's inputs [n, ...], targets [n, ...] and `digest_of` them.
         plan: the round's plan, with `facts.steps`.
-        keys: the client's ring, derived from everything but the data that the release depends on.
+        keys: the client's ring, derived from everything that determines the release except the data.
         round: round number.
         client: the client's number.
         backend: see `release`.
@@ -236,7 +236,7 @@ def local_steps(
         query) within the public caps of `upload_caps`, and the name of its noise for the client's record of releases.
 
     Raises:
-        ConfigError: a plan without local steps.
+        ConfigError: the plan has no local steps.
     """
     steps = plan.facts.steps
     if steps is None:

@@ -1,4 +1,4 @@
-"""Laws of integer noise that nodes add in shares; each is one class, and nothing else distinguishes them."""
+"""Laws of integer noise that nodes add in shares. Each is one class, and no other code distinguishes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def get(name: str) -> IntegerNoise:
     """A law by its name.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: the name is unknown.
 
     Example:
         >>> get("skellam").least_deviation

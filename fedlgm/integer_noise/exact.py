@@ -1,8 +1,7 @@
-"""Exact rejection sampling over whole vectors: acceptances are decided in as many digits as they need.
+"""Exact rejection sampling over whole vectors, which decides acceptances in as many digits as they need.
 
-An event of probability exp(-g) compares a uniform number with exp(-g) in float64. Where the two lie closer together
-than float64 is known to err, the number gets more random bits and exp(-g) more digits. So no delta is left for
-rounding.
+An event of probability exp(-g) compares a uniform number with exp(-g) in float64. If the two are closer than the error
+of float64, the number gets more random bits and exp(-g) more digits. Rounding therefore adds no delta.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from functools import partial
 import numpy as np
 
 MARGIN = 2.0**-44
-"""A hundred times the error of an acceptance probability in float64; one acceptance in 10^13 is decided otherwise."""
+"""A hundred times the float64 error of an acceptance probability; one acceptance in 10^13 needs more digits."""
 _BITS = 53
 _CHUNK = 1 << 18
 
 
 def accepted(size: int, candidates: Callable[[int], np.ndarray]) -> np.ndarray:
-    """The first `size` draws that rejection accepts, int64 [size].
+    """The first `size` draws that the rejection accepts, int64 [size].
 
     Args:
         size: number of draws.
-        candidates: gives what is accepted of a number of proposals.
+        candidates: function from a number of proposals to the accepted ones.
     """
     out, filled = np.empty(size, dtype=np.int64), 0
     while filled < size:
@@ -56,11 +55,11 @@ def happens(
     rng: np.random.Generator,
     margin: float | None = None,
 ) -> np.ndarray:
-    """Independent events of probabilities exp(-g), exactly.
+    """Exact independent events of probabilities exp(-g).
 
     Args:
         exponents: g >= 0 in float64, exact enough that the error of exp(-g) is below the margin, [n].
-        exactly: (place, digits) -> g of that place, off by at most 10^-digits.
+        exactly: (place, digits) -> g of this place, with an error of at most 10^-digits.
         rng: stream to draw from.
         margin: largest error of exp(-g) in float64; default: `MARGIN`.
 
@@ -83,8 +82,8 @@ def decided(leading: int, exactly: Callable[[int], Fraction], rng: np.random.Gen
     """Whether a uniform number with these leading 53 bits lies below exp(-g).
 
     Args:
-        leading: those bits.
-        exactly: digits -> g, off by at most 10^-digits.
+        leading: the leading bits.
+        exactly: digits -> g, with an error of at most 10^-digits.
         rng: stream of further bits.
     """
     bits, digits = _BITS, 40

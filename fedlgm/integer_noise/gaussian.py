@@ -30,7 +30,7 @@ def discrete_gaussian(variance: int, size: int, rng: np.random.Generator) -> np.
         int64 [size].
 
     Raises:
-        ConfigError: a variance outside its range.
+        ConfigError: the variance is outside its range.
 
     Example:
         >>> draws = discrete_gaussian(36, 100_000, np.random.default_rng(1))
@@ -62,7 +62,7 @@ def discrete_gaussian_tau(deviation: float, parties: int) -> float:
 
 
 class DiscreteGaussian(IntegerNoise):
-    """The law of least cost. Sums of several draws are nearly discrete Gaussian: from 4 grid units on, to 1e-60.
+    """The law of least cost. From 4 grid units on, sums of several draws are discrete Gaussian to within 1e-60.
 
     Example:
         >>> DiscreteGaussian().variance(100.0, 7)
@@ -81,10 +81,10 @@ class DiscreteGaussian(IntegerNoise):
         return discrete_gaussian(variance, size, rng)
 
     def event(self, multiplier: float) -> dp_event.DpEvent:
-        """Concentrated differential privacy of 1 / (2 multiplier^2).
+        """Event of concentrated differential privacy 1 / (2 multiplier^2).
 
-        Kairouz, Liu and Steinke 2021, Proposition 14: (moved + sqrt(d) tau)^2 / 2, where a party's noise of at least 4
-        grid units makes tau less than 1e-60: less than the rounding of the figures.
+        By Kairouz, Liu and Steinke 2021, Proposition 14, the cost is (moved + sqrt(d) tau)^2 / 2. With a party's noise
+        of at least 4 grid units tau is below 1e-60, which is less than the rounding of the figures.
         """
         from dp_accounting import dp_event
 
@@ -93,7 +93,7 @@ class DiscreteGaussian(IntegerNoise):
     def divergences(
         self, orders: np.ndarray, *, deviation: float, parties: int, l2: float, l1: float, dimension: int
     ) -> np.ndarray:
-        """Kairouz, Liu and Steinke 2021, Proposition 14; `deviation` is each party's."""
+        """Bounds by Kairouz, Liu and Steinke 2021, Proposition 14; `deviation` is each party's."""
         total, tau = math.sqrt(parties) * deviation, discrete_gaussian_tau(deviation, parties)
         moved = l2 / total
         return np.minimum.reduce(

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class IntegerNoise(ABC):
-    """A symmetric law on the integers that nodes draw their shares of the noise from.
+    """A symmetric law on the integers from which nodes draw their shares of the noise.
 
     A new law is a subclass in its own file, listed in `fedlgm.integer_noise.LAWS`.
 
     Attributes:
-        name: the law, as recipes and `distributed_epsilon` name it.
-        words: the law in a guarantee's sentence. Empty for the default, since plans' texts key their noise.
-        least_deviation: least standard deviation of a node's noise, in grid units, that its bounds are stated for.
+        name: name of the law in recipes and in `distributed_epsilon`.
+        words: name of the law in a guarantee's sentence. Empty for the default, since plans' texts key their noise.
+        least_deviation: least standard deviation of a node's noise, in grid units, for which the bounds are stated.
     """
 
     name: str
@@ -28,10 +28,10 @@ class IntegerNoise(ABC):
 
     @abstractmethod
     def variance(self, wanted: float, parties: int) -> int:
-        """Variance of each party's noise, with which the sum costs no more than Gaussian noise does.
+        """Variance of each party's noise at which the sum costs no more than Gaussian noise.
 
         Args:
-            wanted: variance of that Gaussian noise, in squared grid units.
+            wanted: variance of this Gaussian noise, in squared grid units.
             parties: number of honest parties whose noise is in the sum.
         """
 
@@ -44,19 +44,19 @@ class IntegerNoise(ABC):
         """Cost of one sum whose noise has the parties' variances of `variance`.
 
         Args:
-            multiplier: std of the Gaussian noise that was wanted over the largest l2 change of the sum by a neighbour.
+            multiplier: std of the wanted Gaussian noise over the largest l2 change of the sum by a neighbour.
         """
 
     @abstractmethod
     def divergences(
         self, orders: np.ndarray, *, deviation: float, parties: int, l2: float, l1: float, dimension: int
     ) -> np.ndarray:
-        """Bounds on the Renyi divergences of one sum from a neighbour's; see `privacy.distributed_epsilon`.
+        """Bounds on the Renyi divergences of one sum from a neighbour's (see `privacy.distributed_epsilon`).
 
         Args:
             orders: above 1, [n].
-            deviation: as there.
-            parties: as there.
+            deviation: as in `privacy.distributed_epsilon`.
+            parties: as in `privacy.distributed_epsilon`.
             l2: largest l2 change of the integer sum by a neighbour.
             l1: largest l1 change.
             dimension: coordinates of the sum.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**64
 _MARGIN = 2.0**-38
-"""Far above the error of `_exponents`: one acceptance in 10^11 is decided in more digits."""
+"""A margin far above the error of `_exponents`; about one acceptance in 10^11 needs more digits."""
 _SLACK = 4
 """Variance by which Skellam noise in squared grid units exceeds Gaussian noise of the same cost."""
 _NEAR = 0.1
@@ -40,7 +40,7 @@ def skellam(variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
         int64 [size], of that variance and excess kurtosis 1 / variance.
 
     Raises:
-        ConfigError: a variance outside its range, or an odd one.
+        ConfigError: the variance is outside its range, or odd.
 
     Example:
         >>> draws = skellam(36, 100_000, np.random.default_rng(1))
@@ -112,11 +112,11 @@ def _log_ratio(mean: int, x: int, digits: int) -> Fraction:
 
 
 class Skellam(IntegerNoise):
-    """The law that sums keep: whatever the number of parties, their noise is Skellam noise exactly.
+    """The law that sums keep: the sum of any number of parties' noise is exactly Skellam noise.
 
-    Agarwal, Kairouz and Liu 2021 bound the divergence of every whole order a >= 2 by a d2^2 / (2 mu) (1 + (1 + 1.5 d1 /
-    d2^2) / mu) at most, for noise of variance mu in the sum. As d1 <= d2^2 for integers, variance mu = v + 4 costs at
-    most what Gaussian noise of variance v costs.
+    For noise of variance mu in the sum, Agarwal, Kairouz and Liu 2021 bound the divergence of every whole order a >= 2
+    by a d2^2 / (2 mu) (1 + (1 + 1.5 d1 / d2^2) / mu). As d1 <= d2^2 for integers, noise of variance mu = v + 4 costs
+    at most as much as Gaussian noise of variance v.
 
     Example:
         >>> Skellam().variance(100.0, 7)
@@ -136,7 +136,7 @@ class Skellam(IntegerNoise):
         return skellam(variance, size, rng)
 
     def event(self, multiplier: float) -> dp_event.DpEvent:
-        """The Gaussian curve at whole orders; an order in between costs as much as the next whole one."""
+        """The Gaussian curve at whole orders. An order in between costs as much as the next whole one."""
         from fedlgm.privacy.events import WholeOrdersDpEvent
 
         return WholeOrdersDpEvent(0.5 / multiplier**2)
@@ -144,10 +144,10 @@ class Skellam(IntegerNoise):
     def divergences(
         self, orders: np.ndarray, *, deviation: float, parties: int, l2: float, l1: float, dimension: int
     ) -> np.ndarray:
-        """Agarwal, Kairouz and Liu 2021, Corollary 3.6; `deviation` is that of the whole sum.
+        """Bounds by Agarwal, Kairouz and Liu 2021, Corollary 3.6; `deviation` is that of the whole sum.
 
-        The corollary is proven for whole orders. Between them the same expression is used; the exact divergences of
-        small cases lie below it there too (`tests/fedlgm/privacy/test_distributed.py`).
+        The corollary is proven for whole orders. The same expression is used between them; there, too, the exact
+        divergences of small cases lie below it (`tests/fedlgm/privacy/test_distributed.py`).
         """
         variance = deviation**2
         rest = np.minimum(((2 * orders - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))

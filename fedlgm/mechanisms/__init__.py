@@ -41,7 +41,7 @@ _PAPERS = {
     "dpa": "fedlgm.papers.ladp.dpa:DynamicPrivacyAllocation",
     "adapldp": "fedlgm.papers.ladp.adapldp:AdapLDP",
 }
-"""Mechanisms that only one paper's tables need, imported on first use; all of them protect clients."""
+"""Mechanisms that only one paper's tables need. They are imported on first use, and all of them protect clients."""
 _REGISTRY: dict[str, Mapping[str, type[Mechanism] | str]] = {}
 
 
@@ -135,7 +135,7 @@ def unit_of(name: str) -> Unit:
 
 
 def options(name: str, variant: str | None = None) -> tuple[str, ...]:
-    """Option names of `get(name, ...)` besides `variant`, for one variant or all of them.
+    """Option names of `get(name, ...)` except `variant`, for one variant or all of them.
 
     Raises:
         ConfigError: unknown name or variant.
@@ -153,7 +153,7 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
     """The mechanism `name` with the given options.
 
     Args:
-        name: a registered name, or "package.module:Class" for one that is not.
+        name: a registered name, or "package.module:Class" for an unregistered mechanism.
         variant: "sound", or "published" if a paper's algorithm is not private.
         values: options of the mechanism.
 
@@ -162,7 +162,8 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
         0.5
 
     Raises:
-        ConfigError: unknown name, variant or option (the message says what is known), or an option outside its range.
+        ConfigError: a name, variant or option is unknown (the message lists the known ones), or an option is outside
+            its range.
     """
     kind = _kind(name, variant)
     checked = _options.checked(name, kind, values)

@@ -1,7 +1,7 @@
 """Noise in proportion to the released model's weights: an allocation that follows past releases.
 
-sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 in every round for all shares, so a round costs exactly one Gaussian
-mechanism of the run's multiplier. Shares are functions of released models: post-processing, which costs nothing, and
+For all shares sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 in every round, so a round costs exactly one Gaussian mechanism
+of the run's multiplier. Shares are functions of released models. They are post-processing, which costs nothing, and
 ordinary adaptive composition of releases of one fixed multiplier applies (docs/guarantees.md).
 
 docs/results/adaptive.md has measurements and other attempts.
@@ -34,12 +34,12 @@ class AdaptiveAllocation(Mechanism):
 
         t_j ~ s_j^2 d_j / ||x_j||^2,    that is sigma_j in proportion to ||x_j|| / sqrt(d_j),
 
-    so that the noise is equally large relative to every layer's weights. If p are the last round's shares, the next
-    ones are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j / sqrt(p_j). The first round takes the
-    target of the initial model, which is public; for equal weights that is the "uniform" rule. Shares are slow because
-    correlated noise cancels only between equal scales, and because a split that jumps from round to round costs
-    accuracy. Noise enlarges weights without a runaway effect: if the layers held only noise, the target would be the
-    present split.
+    The noise is then equally large relative to every layer's weights. If p are the last round's shares, the next ones
+    are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j / sqrt(p_j). The first round takes the
+    target of the initial model, which is public; for equal weights this is the "uniform" rule. Shares change slowly
+    because correlated noise cancels only between equal scales, and because a split that jumps from round to round
+    costs accuracy. Noise enlarges weights without a runaway effect: if the layers held only noise, the target would be
+    the present split.
 
     Neighbouring relation, unit and trust are the run's, as for every rule of `fedlgm.allocation`.
 
@@ -47,7 +47,7 @@ class AdaptiveAllocation(Mechanism):
         bound: l2 bound S > 0 of one client's update.
         memory: weight of the last round's shares in [0, 1]; 1 keeps the first round's.
         span: >= 1; a target is cut to within this factor of the targets' geometric mean before it is averaged. With 8,
-            small layers get so little of the budget that accuracy falls behind fixed rules.
+            small layers get so little of the budget that accuracy falls below that of fixed rules.
 
     Example:
         >>> import torch
@@ -91,7 +91,8 @@ class AdaptiveAllocation(Mechanism):
 def within(wanted: np.ndarray, known: np.ndarray, span: float) -> np.ndarray:
     """`wanted` / `known`, cut to within a factor of its geometric mean, [K].
 
-    Where `known` is 0 or not finite the ratio is as large as the cut allows; if it is so everywhere, all ratios are 1.
+    If `known` is 0 or not finite the ratio is as large as the cut permits. If this holds for all entries, all ratios
+    are 1.
 
     Args:
         wanted: positive, [K].

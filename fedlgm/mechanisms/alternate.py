@@ -1,4 +1,4 @@
-"""Alternating low-rank factors: each round trains and releases one factor of every adapter, with the whole budget.
+"""Alternating low-rank factors: each round trains and releases one factor of every adapter with the whole budget.
 
 Source: RoLoRA (Chen et al. 2024, arXiv 2409.02346), with noise on the released factor.
 """
@@ -25,16 +25,16 @@ _PROVEN = "the order of releases is public; every contribution is bounded, then 
 class Alternate(Mechanism):
     """Odd rounds release the factors B of all adapters, even rounds their factors A.
 
-    B comes first: it begins at zero, where the gradient of A vanishes. Layers of no adapter, such as a new head, are
-    released in every round. A factor that is not released is not trained, either. The budget of a round is spread over
-    the layers that it releases. A model that does not train both factors releases all layers in every round.
+    B comes first, because it begins at zero, where the gradient of A vanishes. Layers of no adapter, such as a new
+    head, are released in every round. A factor that is not released is not trained. The budget of a round is spread
+    over the layers that it releases. A model that does not train both factors releases all layers in every round.
 
     Attributes:
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
         rule: allocation rule of the noise, see `fedlgm.allocation.names`.
 
     Raises:
-        ConfigError: an unknown rule; in `plan`, a layer that mixes both factors.
+        ConfigError: the rule is unknown; in `plan`, a layer mixes both factors.
 
     Example:
         >>> from torch import nn

@@ -32,9 +32,9 @@ Variant = Literal["sound", "published"]
 class Mechanism:
     """Base of all mechanisms.
 
-    Subclasses are frozen dataclasses whose fields are the options a recipe may set. `plan` must be pure: equal
-    arguments give equal plans, and no argument holds a client's data. Neighbouring relation and trust are those of the
-    run's facts.
+    Subclasses are frozen dataclasses whose fields are the options of a recipe. `plan` must be pure: equal arguments
+    give equal plans, and no argument holds a client's data. Neighbouring relation and trust are those of the run's
+    facts.
 
     Example:
         >>> import numpy as np
@@ -53,15 +53,15 @@ class Mechanism:
         name: registered name.
 
     Raises:
-        ConfigError: an option outside its range; the message names it.
+        ConfigError: an option is outside its range; the message names it.
     """
 
     variant: ClassVar[Variant] = "sound"
-    """"sound", or "published" for a paper's text taken literally where that is not private."""
+    """Variant: "sound", or "published" for a paper's text taken literally if that is not private."""
 
     unit: ClassVar[Unit] = "client"
-    """Whose data a neighbour changes: "client" (the sum bounds each client's update), or "example" (the trainer bounds
-    every example's gradient; such a mechanism also has `scaling`, see `BoundsExamples`)."""
+    """Unit whose data a neighbour changes: "client" (the sum bounds each client's update), or "example" (the trainer
+    bounds every example's gradient; such a mechanism also has `scaling`, see `BoundsExamples`)."""
 
     name: str
 
@@ -78,10 +78,10 @@ class Mechanism:
         See `privacy.calibrate`, and `privacy.whole_run` for runs whose rounds are not charged one by one.
 
         Args:
-            facts: the run's facts, their `noise_multiplier` not yet known.
+            facts: the run's facts, without a known `noise_multiplier`.
 
         Raises:
-            ConfigError: facts that the mechanism does not support, reported before anything runs.
+            ConfigError: the mechanism does not support the facts; this is reported before anything runs.
             PrivacyError: no finite noise meets the budget.
         """
         return facts.process.calibrate()
@@ -105,7 +105,7 @@ class Mechanism:
             facts: the run's facts, whose rounds are not charged one by one.
 
         Raises:
-            ConfigError: the message says why.
+            ConfigError: the message gives the reason.
         """
         what = "noise correlated over rounds" if facts.noise is not None else f"{facts.sampling.scheme} sampling"
         if self.variant == "published":
@@ -119,8 +119,8 @@ class Mechanism:
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next round's release.
 
-        Past releases may change the allocation of the noise, but not its total (`effective_multiplier`): composition
-        is proven for costs that are fixed in advance.
+        Past releases may change the allocation of the noise, but not its total (`effective_multiplier`), because
+        composition is proven for costs that are fixed in advance.
 
         Args:
             layers: `self.table(...)` of the model's layers.
@@ -179,7 +179,7 @@ class UsesPrivateSums(UsesPrivateNorms):
     """
 
     def looks(self, layers: int) -> tuple[Scaling, ...]:
-        """Scalings of the gradient sums that it uses."""
+        """Scalings of the gradient sums that this variant uses."""
         raise NotImplementedError
 
     def figures(self, layers: LayerTable, sums: Sequence[Tensor], examples: int) -> np.ndarray:
@@ -217,10 +217,10 @@ class UsesPrivateUpdates:
         Args:
             plan: the round's common plan.
             update: the client's raw update [D].
-            model: the global model that it started from [D].
+            model: the global model [D] from which the client started.
 
         Returns:
-            This client's plan, an `UnprotectedPlan`, and figures by name, each [K], which are logged as diagnostics.
+            The client's plan, an `UnprotectedPlan`, and figures by name, each [K], which are logged as diagnostics.
         """
         raise NotImplementedError
 
@@ -229,7 +229,7 @@ def require_mechanism(found: Any) -> Mechanism:
     """The user's object, checked to be a mechanism.
 
     Raises:
-        ConfigError: it is not a mechanism, for example the class instead of an object.
+        ConfigError: the object is not a mechanism, for example a class instead of an object.
     """
     if not isinstance(found, Mechanism) or not isinstance(getattr(found, "name", None), str):
         what = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
@@ -241,7 +241,7 @@ def require_mechanism(found: Any) -> Mechanism:
 
 
 def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
-    """`fedlgm.extension.users_code` for a mechanism; an error in a bundled one is a defect and keeps its traceback.
+    """`fedlgm.extension.users_code` for a mechanism; an error in a bundled one is a defect with a traceback.
 
     Args:
         kind: the mechanism's class.
@@ -256,7 +256,7 @@ def check_figures(owner: str, **lists: Sequence[float]) -> None:
     """Refuse an option that lists figures other than finite ones of at least 0.
 
     Raises:
-        ConfigError: such a figure.
+        ConfigError: an option lists such a figure.
 
     Example:
         >>> check_figures("uniform", public_norms=(1.0, 0.0))
@@ -270,7 +270,7 @@ def one_per_layer(owner: str, layers: LayerTable, **option: Sequence[float] | np
     """An option that lists a figure for each layer, float64 [K].
 
     Raises:
-        ConfigError: another number of figures.
+        ConfigError: the number of figures is wrong.
 
     Example:
         >>> one_per_layer("uniform", LayerTable.from_sizes({"a": 4, "b": 1}), public_norms=(2, 1)).tolist()
@@ -287,13 +287,13 @@ def one_per_layer(owner: str, layers: LayerTable, **option: Sequence[float] | np
 def released_scales(
     rule: str, bound: float, layers: LayerTable, released: np.ndarray, multiplier: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds and noise of a release of some layers, float64 [K] each: the n released ones have bound S / sqrt(n).
+    """Bounds and noise of a release of n layers, float64 [K] each; each released layer has bound S / sqrt(n).
 
     Args:
         rule: allocation rule of the noise, see `fedlgm.allocation.names`.
         bound: l2 bound S of all layers together.
         layers: the model's layers.
-        released: which of them are released, bool [K].
+        released: released layers, bool [K].
         multiplier: noise multiplier of the release.
 
     Example:

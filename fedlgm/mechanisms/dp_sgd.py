@@ -1,8 +1,8 @@
 """DP-SGD: one step is one release of clipped per-example gradients; the unit of privacy is an example.
 
-If the server adds the noise, a round of the facts is a step, the population is the number of examples and the
-sampling rate is that of a step's batch. If clients add it (`facts.steps`), a round consists of a client's local steps.
-In both cases the plan gives the bounds and the noise of one step's sum.
+If the server adds the noise, a round of the facts is a step, the population is the number of examples and the sampling
+rate is that of a step's batch. If clients add it (`facts.steps`), a round consists of a client's local steps. In both
+cases the plan gives the bounds and the noise of one step's sum.
 
 Source: Abadi et al. (CCS 2016); Bu et al. (NeurIPS 2023) for Auto-S, equal to NSGD (Yang et al., 2022); Xia et al.
 (AAAI 2023) for DP-PSAC; SNR-consistent allocation paper, Table 2, for the allocations.
@@ -42,11 +42,11 @@ def example_plan(layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **r
     Args:
         layers: the mechanism's table.
         facts: the run's facts.
-        reason: why the step is private.
+        reason: reason why the step is private.
         release: `clip`, `sigma` and, if there are any, `queries` and `notes` of `ReleasePlan`.
 
     Raises:
-        ConfigError: facts without Poisson sampling of the examples of a step.
+        ConfigError: the facts do not have Poisson sampling of the examples of a step.
 
     Example:
         >>> from fedlgm import Sampling
@@ -80,9 +80,9 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
     Attributes:
         bound: l2 bound C of one example's contribution.
         style: "flat" (the whole gradient is clipped) or "per-layer" (every layer to its own bound).
-        allocation: for "per-layer", how the noise is spread over the layers; see `fedlgm.allocation`.
-        clip: for "per-layer", how C is spread over the layers; this and what follows as in `LayerwiseGaussian`, with
-            examples instead of clients.
+        allocation: for "per-layer", the rule that spreads the noise over the layers (see `fedlgm.allocation`).
+        clip: for "per-layer", the rule that spreads C over the layers. This and the following options are those of
+            `LayerwiseGaussian`, with examples instead of clients.
     """
 
     style: str = "flat"
@@ -134,9 +134,9 @@ def check_batch_is_seen(name: str, facts: RunFacts) -> None:
 
 @dataclass(frozen=True)
 class PublishedDPSGD(DPSGD, PublishedMedClip):
-    """Per-layer DP-SGD under MedClip as printed: bounds and noise from the batch's own norms. NOT PRIVATE; charged so.
+    """Per-layer DP-SGD under MedClip as printed: bounds and noise follow the batch's norms. NOT PRIVATE; charged so.
 
-    The paper takes the medians "across the dataset" and does not say at which weights; here they are those of the
+    The paper takes the medians "across the dataset" and does not say at which weights. Here they are those of the
     batch's examples at the weights of the step, as for the cohort of a federation (`PublishedMedClip`). The batch is
     processed twice, because its bounds must be known before clipping.
 
@@ -152,16 +152,16 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
     clip: Literal["eq", "med"] = "med"
 
     def calibrate(self, facts: RunFacts) -> float:
-        """As for DP-SGD; where clients add noise to their own steps, the server has no batch to plan from."""
+        """Calibrate as for DP-SGD. For clients' own noisy steps the server has no batch from which to plan."""
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The rule's plan for examples whose layers all have the same norm; steps plan from the real ones."""
+        """The rule's plan for examples whose layers all have the same norm; steps plan from the real norms."""
         return PublishedMedClip.plan(self, layers, facts, transcript)
 
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
-        """Bounds from the examples' own norms [B, K]. Claimed as if they were public."""
+        """Bounds from the examples' norms [B, K], claimed as if they were public."""
         clip, sigma = self._from_private(layers, facts, norms)
         sound = example_plan(layers, facts, clip=clip, sigma=sigma)
         guarantee = Guarantee("none", _MEDCLIP, unit="example")

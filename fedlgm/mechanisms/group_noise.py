@@ -1,4 +1,4 @@
-"""Group-wise (layer-wise) i.n.i.d. Gaussian and Laplace noise, with the baselines it is compared with.
+"""Group-wise (layer-wise) i.n.i.d. Gaussian and Laplace noise, with its baselines.
 
 Layers are bounded in the norm that fits the noise (l2 for Gaussian, l1 for Laplace), noise is i.i.d. within a layer,
 and three rules give the layers their scales at one budget:
@@ -8,8 +8,8 @@ and three rules give the layers their scales at one budget:
             spends an equal share of the budget
     iid     one scale for all coordinates              Gaussian: the "uniform" allocation
 
-Noise in proportion to a layer's bound alone, as group-wise clipping is often done, is "sensitivity-proportional".
-Source: i.n.i.d. noise paper, Section VI-C, Theorems 4 and 5, Definition 5.
+Noise in proportion to a layer's bound alone, a frequent choice with group-wise clipping, is
+"sensitivity-proportional". Source: i.n.i.d. noise paper, Section VI-C, Theorems 4 and 5, Definition 5.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 
 @dataclass(frozen=True)
 class GroupNoise(Mechanism):
-    """Per-layer bounds C_m and noise scales by one of the rules, Gaussian or Laplace.
+    """Per-layer bounds C_m with Gaussian or Laplace noise, whose scales follow one of the rules.
 
     Registered as "gaussian-inid", "gaussian-spr", "gaussian-iid", "laplace-inid", "laplace-spr" and "laplace-iid".
 
     Attributes:
-        bound: bound C of a whole contribution, spread evenly: C_m = C / sqrt(M) in l2 norm for Gaussian noise,
-            C_m = C / M in l1 norm for Laplace noise, over M layers ("flat" budgets).
-        bounds: public C_m of each layer instead, in the same norm; `bound` is then not used.
+        bound: bound C of a whole contribution, spread evenly over M layers ("flat" budgets): C_m = C / sqrt(M) in l2
+            norm for Gaussian noise, C_m = C / M in l1 norm for Laplace noise.
+        bounds: public C_m of each layer, in the same norm, which replace `bound`.
         p: the "inid" rules minimise the expected l_p^p error, p >= 1.
 
     Example:
@@ -77,7 +77,7 @@ class GroupNoise(Mechanism):
         return "laplace" if self.name.startswith("laplace") else "gaussian"
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Gaussian: sigma_* of a round. Laplace: 1 / sum_m C_m / b_m of a round, see `calibrate_laplace`."""
+        """Gaussian: sigma_* of a round. Laplace: 1 / sum_m C_m / b_m of a round (see `calibrate_laplace`)."""
         if self.family == "gaussian":
             return super().calibrate(facts)
         return calibrate_laplace(
@@ -101,8 +101,8 @@ class GroupNoise(Mechanism):
         """The same plan in every round.
 
         Raises:
-            ConfigError: `bounds` for another number of layers.
-            PrivacyError: facts without noise.
+            ConfigError: `bounds` has another number of layers.
+            PrivacyError: the facts have no noise.
         """
         order = _ORDER[self.family]
         clip = np.asarray(
@@ -150,10 +150,10 @@ def calibrate_laplace(
 ) -> float:
     """Smallest Laplace noise whose `steps` releases stay within (epsilon, delta), as a multiplier.
 
-    The counterpart of `privacy.calibrate`: a release whose layers have l1 bounds C_m and scales b_m has the multiplier
-    1 / sum_m C_m / b_m, the reciprocal of its pure-DP epsilon under add-or-remove-one (replace-one doubles the bounds).
-    With delta = 0 the releases are epsilon-DP by basic composition of their amplified costs, without an accountant;
-    with delta > 0 the accountant composes them, see `privacy.events.laplace_event`.
+    This is the counterpart of `privacy.calibrate`. A release whose layers have l1 bounds C_m and scales b_m has the
+    multiplier 1 / sum_m C_m / b_m, the reciprocal of its pure-DP epsilon under add-or-remove-one (replace-one doubles
+    the bounds). With delta = 0 the releases are epsilon-DP by basic composition of their amplified costs, without an
+    accountant. With delta > 0 the accountant composes them (see `privacy.events.laplace_event`).
 
     Args:
         epsilon: target, > 0.
@@ -167,7 +167,7 @@ def calibrate_laplace(
         The multiplier, to a relative accuracy of 1e-6 on the safe side.
 
     Raises:
-        ConfigError: an argument outside its range.
+        ConfigError: an argument is outside its range.
         PrivacyError: the accountant cannot compose these releases.
 
     Example:

@@ -1,14 +1,15 @@
 """Independent but not identically distributed (i.n.i.d.) Gaussian and Laplace noise, with its baselines.
 
-Every function turns a public sensitivity profile and a budget into one noise scale per coordinate. The privacy
-condition depends on the scales only through one number, the budget they spend:
+Every function computes one noise scale per coordinate from a public sensitivity profile and a budget. The privacy
+condition depends on the scales only through one number, the budget that they spend:
 
     Gaussian   sum_i lambda_i^2 / sigma_i^2 = mu^2        (mu-Gaussian DP; whitening of the coordinates)
     Laplace    sum_i lambda_i / beta_i      = epsilon     (epsilon-DP; triangle inequality)
 
-and all rules below meet it with equality. The "i.n.i.d." rule minimises the expected (weighted) l_p^p error at that
-budget; "i.i.d." gives all coordinates one scale; "scale-perturb-rescale" (SPR) gives each an equal share of the budget.
-Source: i.n.i.d. noise paper, Theorems 4 and 5, equations 9 and 12, Table I. The neighbouring relation is the profile's.
+All rules below meet the condition with equality. The "i.n.i.d." rule minimises the expected (weighted) l_p^p error at
+this budget; "i.i.d." gives all coordinates one scale; "scale-perturb-rescale" (SPR) gives each an equal share of the
+budget. Source: i.n.i.d. noise paper, Theorems 4 and 5, equations 9 and 12, Table I. The neighbouring relation is the
+profile's.
 
 Profiles are vectors (shape [K]) or `Profile` objects (runs of equal coordinates). The scales have one entry per
 coordinate for a vector and one per run for a `Profile`. A coordinate of zero sensitivity gets zero noise under the
@@ -47,7 +48,7 @@ def gaussian_inid(
         sigma, one entry per coordinate (a run for a `Profile`): i.n.i.d. noise paper, Theorem 4 (p = 2), equation 9.
 
     Raises:
-        ConfigError: sensitivities, budget, p or weights out of range.
+        ConfigError: sensitivities, budget, p or weights are out of range.
     """
     return gaussian_scales(profile, gaussian_mu(epsilon, delta), p, weights)
 
@@ -76,7 +77,7 @@ def laplace_inid(
         beta, one entry per coordinate (a run for a `Profile`): i.n.i.d. noise paper, Theorem 5 (p = 2), equation 12.
 
     Raises:
-        ConfigError: sensitivities, budget, p or weights out of range.
+        ConfigError: sensitivities, budget, p or weights are out of range.
     """
     return laplace_scales(profile, laplace_budget(epsilon, delta, tight=tight), p, weights)
 
@@ -85,11 +86,11 @@ def laplace_budget(epsilon: float, delta: float = 0.0, *, tight: bool = False) -
     """Largest sum_i lambda_i / beta_i for which Laplace noise is (epsilon, delta)-DP.
 
     The paper's Corollary 6 allows epsilon - log(1 - delta). The tighter epsilon - 2 log(1 - delta) holds for any
-    number of coordinates: with the overlap 1 - delta_P(e) = integral min(P, exp(e) Q) one Laplace coordinate shifted
-    by a (in scales) has overlap exp((e - a)/2) for |e| <= a, the overlap of a product at e_1 + e_2 is at least the
-    product of the overlaps at e_1 and e_2, and |epsilon| <= sum a_i can always be split so that |e_i| <= a_i. With a
-    single coordinate of non-zero sensitivity it is exact. The same argument shows that a product of Laplace releases
-    is dominated by one scalar Laplace release of shift sum_i lambda_i / beta_i.
+    number of coordinates. Define the overlap 1 - delta_P(e) = integral min(P, exp(e) Q). One Laplace coordinate
+    shifted by a (in scales) has overlap exp((e - a)/2) for |e| <= a, the overlap of a product at e_1 + e_2 is at least
+    the product of the overlaps at e_1 and e_2, and |epsilon| <= sum a_i can always be split so that |e_i| <= a_i. The
+    bound is exact for a single coordinate of non-zero sensitivity. The same argument shows that a product of Laplace
+    releases is dominated by one scalar Laplace release of shift sum_i lambda_i / beta_i.
 
     Args:
         epsilon: privacy budget, > 0.
@@ -97,10 +98,10 @@ def laplace_budget(epsilon: float, delta: float = 0.0, *, tight: bool = False) -
         tight: use the tighter bound instead of the paper's.
 
     Returns:
-        The budget to be spent by the coordinates.
+        The budget for all coordinates together.
 
     Raises:
-        ConfigError: `epsilon` or `delta` out of range.
+        ConfigError: `epsilon` or `delta` is out of range.
     """
     check_positive(epsilon=epsilon)
     if not 0 <= delta < 1:
@@ -112,7 +113,7 @@ def gaussian_scales(profile: ProfileLike, mu: float, p: float = 2, weights: npt.
     """`gaussian_inid` at a budget of mu-Gaussian DP.
 
     With weights w the optimum is sigma_i^(p+2) proportional to lambda_i^2 / w_i. (The paper's Remark 4 only replaces
-    lambda by a weighted profile; unless the scales are divided by the weights again, that overspends the budget.)
+    lambda by a weighted profile. This overspends the budget unless the scales are divided by the weights again.)
     """
     runs, values, weight = _prepare(profile, mu, "mu", p, weights)
     shape: Array = values ** (2 / (p + 2)) * weight ** (-1 / (p + 2))

@@ -1,7 +1,7 @@
 """LaDP-FL in a sound form: per-layer noise in selected layers only, with less noise in layers that have moved more.
 
 The paper's idea is kept (selection by norm, noise in proportion to 1 / score), but norms and scores come from released
-models, so that nothing private shapes the release. The paper's text itself is in `ladp_published`.
+models, so no private value affects the release. `ladp_published` has the paper's text.
 
 Source: LaDP-FL paper, Sections V and VI.
 """
@@ -32,26 +32,27 @@ _SOUND = "selection and noise scales come from released models; every contributi
 
 @dataclass(frozen=True)
 class LaDP(Mechanism):
-    """Layer j is released if its norm is at least R, with noise proportional to 1 / P_j, P_j a score of its movement.
+    """Releases layer j if its norm is at least R, with noise proportional to 1 / P_j, P_j a score of its movement.
 
     With A the selected layers, s_j = S / sqrt(|A|) and the run's multiplier sigma_*,
 
         sigma_j = sigma_* sqrt(sum_(k in A) (s_k P_k)^2) / P_j,
 
-    so sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 for all scores. Only ratios of scores matter: they
-    are divided by their geometric mean in A before they are clipped to [score_floor, score_cap]. Layers outside A
-    are not uploaded. If A is empty nothing is released in that round. The round is still charged once anything has been
-    released, because the decision to skip may depend on that.
+    so sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 for all scores. Only ratios of scores matter: scores are divided by
+    their geometric mean in A before they are clipped to [score_floor, score_cap]. Layers outside A are not uploaded.
+    If A is empty, the round releases nothing. If anything has been released before, the round is still charged,
+    because the decision to skip may depend on earlier releases.
 
-    Scores change slowly: P_j is the last round's score to the power of `memory` times the round's own to the power of 1
-    - memory. One release says little about a layer, and noise scales that jump cost accuracy (docs/results/ladp.md).
+    Scores change slowly: P_j is the last round's score to the power of `memory` times the round's own score to the
+    power of 1 - memory. One release says little about a layer, and noise scales that jump cost accuracy
+    (docs/results/ladp.md).
 
     Attributes:
         bound: l2 bound S of one client's update.
         threshold: R >= 0; layers of smaller norm are not selected.
         score: "change" (mean squared change of a weight) or "kl" (divergence of the softmaxes), between the last two
-            released models; of it, the share of the last released update's energy that is not noise. Otherwise noisier
-            layers would seem to move more, get less noise next time, and the scales would oscillate.
+            released models. It is multiplied by the share of the last released update's energy that is not noise.
+            Otherwise noisier layers would seem to move more, get less noise next time, and the scales would oscillate.
         score_floor: p_min > 0.
         score_cap: B > 0.
         memory: weight in [0, 1) of the last round's scores; 0 is the paper's rule, without memory.

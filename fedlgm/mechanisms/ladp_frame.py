@@ -1,7 +1,7 @@
 """The frame in which the LaDP-FL paper compares mechanisms: its noise constant, its sensitivity and its accounting.
 
-The rest of the library does not rely on this frame: a mechanism that uses it is charged twice, once as the paper
-would (the claim) and once as proven.
+The rest of the library does not rely on this frame. A mechanism that uses it is charged twice, once as in the paper
+(the claim) and once as proven.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Constant = Literal["theorem3", "classical"]
 
 
 def theorem3_constant(epsilon: float, delta: float) -> float:
-    """c/B of the noise sigma = c Delta_f / (epsilon P) where P reaches its cap B: sigma / Delta_f = (c/B) / epsilon.
+    """c/B of the noise sigma = c Delta_f / (epsilon P) at P = B, its cap: sigma / Delta_f = (c/B) / epsilon.
 
-    The theorem claims that a release with this noise is (epsilon, delta)-DP. That is false for small delta: its proof
-    solves t >= sqrt(L) / 2 where t >= sqrt(L) is needed; `theorem3_delta` gives the delta that the noise really
+    The theorem claims that a release with this noise is (epsilon, delta)-DP. This is false for small delta, because
+    its proof solves t >= sqrt(L) / 2 instead of t >= sqrt(L). `theorem3_delta` gives the delta that the noise
     achieves.
 
     Args:
@@ -28,7 +28,7 @@ def theorem3_constant(epsilon: float, delta: float) -> float:
         delta: its delta, in (0, 1).
 
     Raises:
-        ConfigError: an argument outside its range.
+        ConfigError: an argument is outside its range.
 
     Source: LaDP-FL paper, Theorem 3, equation 11.
     """
@@ -62,16 +62,16 @@ def noise_constant(kind: Constant, epsilon: float, delta: float) -> float:
 
 
 def bound_by_training(training: LocalTraining) -> float:
-    """Half of the paper's sensitivity Delta_f: how far a client's model can move from the global one.
+    """Half of the paper's sensitivity Delta_f, which bounds the distance of a client's model from the global one.
 
-    Every step moves the weights by at most eta G_c. The paper counts one step per epoch, Delta_f = 2 eta E G_c (Theorem
-    2), which is too few where an epoch has several.
+    Every step moves the weights by at most eta G_c. The paper counts one step per epoch, Delta_f = 2 eta E G_c
+    (Theorem 2), which is too few if an epoch has several.
 
     Args:
         training: local training: plain SGD with clipped gradients.
 
     Raises:
-        ConfigError: training whose steps are not bounded by eta G_c.
+        ConfigError: the steps of the training are not bounded by eta G_c.
     """
     if training.gradient_clip is None:
         raise ConfigError("training.gradient_clip (the paper's G_c) is needed: the paper's sensitivity is made of it")
@@ -84,7 +84,7 @@ def require(facts: RunFacts, owner: str) -> RunFacts:
     """The run's facts, checked for mechanisms of the paper's frame.
 
     Raises:
-        ConfigError: no budget, or the trust is not local.
+        ConfigError: there is no budget, or the trust is not local.
     """
     facts.budget()
     if facts.trust != "local":

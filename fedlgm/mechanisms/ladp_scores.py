@@ -1,8 +1,8 @@
 """Scores of a layer's movement, by which LaDP-FL allocates noise.
 
 Source: LaDP-FL paper, Algorithm 3 and Definition 2. For close weight vectors the divergence of their softmaxes is half
-the variance of their difference and so tiny (1e-5 to 1e-8 for trained layers): a difference of logarithms would lose
-half its digits, or be negative.
+    the variance of their difference and therefore tiny (1e-5 to 1e-8 for trained layers). A difference of logarithms
+    would lose half its digits, or be negative.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LARGEST = 30.0  # above this |x| e^-x could overflow; the divergence is then no
 def kl_score(local: npt.ArrayLike | Tensor, reference: npt.ArrayLike | Tensor) -> float:
     """KL(softmax(local) || softmax(reference)) in nats, over all entries; at least 0.
 
-    Both are flattened and computed in float64. A constant shift of either has no effect: the score is 0 for weights
-    that differ by a constant.
+    Both vectors are flattened, and the divergence is computed in float64. A constant shift of either has no effect:
+    the score is 0 for weights that differ by a constant.
 
     Args:
         local: weights of one layer, any shape.

@@ -1,6 +1,6 @@
 """A private choice of layers: the clients vote once, and the layers with the most votes get the budget.
 
-Source: DP-SAPF (arXiv 2605.30312), which votes over the layers that a LoRA adapter may adapt.
+Source: DP-SAPF (arXiv 2605.30312), in which clients vote over the layers that a LoRA adapter may adapt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class VotedLayers(Mechanism):
         rule: allocation rule of the noise, see `fedlgm.allocation.names`.
 
     Raises:
-        ConfigError: an option outside its range or an unknown rule; in `plan`, fewer candidates than winners.
+        ConfigError: an option is outside its range or the rule is unknown; in `plan`, there are fewer candidates than
+            winners.
 
     Example:
         >>> import torch

@@ -36,7 +36,7 @@ _MEDCLIP = (
     "a large layer (docs/guarantees.md, section MedClip)"
 )
 _BITS: dict[str, type[AuxiliaryQuery]] = {"quantile": BelowBound, "shares": BelowShare}
-"""Where the bounds follow noisy bits: the query that they are the answers of."""
+"""Query whose answers the bounds follow, by the value of `norms`."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class LayerwiseGaussian(Mechanism):
         clip: rule that spreads S over the layers: "eq" (s_j = S / sqrt(K)) or "med" (proportional to layer norms m_j).
         norms: source of the m_j of clip = "med": "public" (`public_norms`), "stale" (last released update, denoised),
             "quantile" (noisy bits for the layers that stay within their bounds, paid from the budget) or "shares" (the
-            same for the layers' shares of the total norm, which do not depend on S).
-        public_norms: m_j for "public" and for the first round of "stale"; sqrt(d_j) when empty.
+            same bits for the layers' shares of the total norm, which do not depend on S).
+        public_norms: m_j for "public" and for the first round of "stale"; sqrt(d_j) if empty.
         floor: for "stale", the lowest share of S / sqrt(K) to which a layer's bound may fall.
         quantile: for "quantile" and "shares", the share of clients that should stay below their bound.
         quantile_rate: for "quantile" and "shares", learning rate of the geometric update.
@@ -118,7 +118,7 @@ class LayerwiseGaussian(Mechanism):
 
 @dataclass(frozen=True)
 class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
-    """MedClip as printed: bounds and noise from the cohort's private layer norms. NOT PRIVATE; charged as such.
+    """MedClip as printed, with bounds and noise from the cohort's private layer norms. NOT PRIVATE; charged as such.
 
     Source: SNR-consistent allocation paper, Section 5.1, rule (2).
 
@@ -139,11 +139,11 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
             raise ConfigError(f"{self.name}: only clip = 'med' has a published variant; EqClip is sound as published")
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The rule's plan for a cohort whose layers all have the same norm; rounds plan from the real ones."""
+        """The rule's plan for a cohort whose layers all have the same norm; rounds plan from the real norms."""
         return self.plan_from_private_norms(layers, facts, np.ones((1, len(layers))))
 
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
-        """Bounds from the cohort's own norms [clients, K]. Claimed as if they were public."""
+        """Bounds from the cohort's norms [clients, K], claimed as if they were public."""
         clip, sigma = self._from_private(layers, facts, norms)
         sound = ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN))
         return UnprotectedPlan(layers, clip, sigma, facts, Guarantee("none", _MEDCLIP), claim=claim_of(sound))
@@ -158,7 +158,7 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
 
 @dataclass(frozen=True)
 class FlatGaussian(Mechanism):
-    """The standard Gaussian mechanism: the whole update is one layer, bounded by S, noised by S sigma_*.
+    """The standard Gaussian mechanism, in which the whole update is one layer, bounded by S and noised by S sigma_*.
 
     Attributes:
         bound: l2 bound S of one client's update.

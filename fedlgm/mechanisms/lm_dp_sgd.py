@@ -2,9 +2,9 @@
 
     g_hat_il = w_l min(C, ||g_i||) g_il / ||g_il||,   sum_l w_l^2 = 1
 
-For fixed weights one example moves the sum by at most C. The paper takes the weights from the batch itself, so that an
-example also moves every other example's contribution, by up to C sqrt(B^2 + (B + 1)^2), which is why `published` is not
-private. The sound variants take them from public data, from past releases, or from a noisy, charged query.
+For fixed weights one example moves the sum by at most C. The paper takes the weights from the batch itself, so an
+example also moves every other example's contribution, by up to C sqrt(B^2 + (B + 1)^2). `published` is therefore not
+private. The sound variants take the weights from public data, from past releases, or from a noisy, charged query.
 `fedlgm.mechanisms.risk_aware` plans with them; this module holds the formulas.
 
 Source: LM-DP-SGD paper, equation 1, Algorithm 1 and Appendix D.2; docs/guarantees.md for why the published form fails.
@@ -28,7 +28,7 @@ __all__ = ["aggregate", "bias_minimising_weights", "published_weights", "risk_we
 Root = Literal["least", "greatest"]
 """Which root of Appendix D.2's equation for the multiplier."""
 FLOOR = 0.05
-"""Least weight of a layer as a share of 1 / sqrt(K), for the layers' sake: privacy does not need it."""
+"""Least weight of a layer as a share of 1 / sqrt(K). It protects the layers' utility; privacy does not need it."""
 
 
 def aggregate(
@@ -40,22 +40,23 @@ def aggregate(
 ) -> list[Tensor]:
     """Sum over a batch of reweighted, clipped gradients; no noise is added.
 
-    With `weights` given independently of the batch, adding or removing one example changes the concatenated sum by at
-    most `clip` in l2 norm (times ||weights||_2). With `weights=None` they come from the batch, as published: the change
-    is bounded by clip * sqrt(B^2 + (B + 1)^2) only, and noise of scale clip * sigma does not make that private.
+    If `weights` do not depend on the batch, adding or removing one example changes the concatenated sum by at most
+    `clip` in l2 norm (times ||weights||_2). With `weights=None` they come from the batch, as published. The change is
+    then bounded only by clip * sqrt(B^2 + (B + 1)^2), and noise of scale clip * sigma does not make it private.
 
     Args:
         grads: one tensor [B, d_l] per layer, l = 1 .. L; B may be 0.
         clip: C > 0.
         error_rates: ER_l in [0, 0.5] of the layers' membership adversaries; None weights all layers equally.
         emphasis: r >= 1, exponent of the error rates.
-        weights: w_l >= 0 with sum_l w_l^2 = 1; None is the published rule. Error rates then play no part.
+        weights: w_l >= 0 with sum_l w_l^2 = 1; None is the published rule. With given weights the error rates are not
+            used.
 
     Returns:
         One tensor [d_l] per layer. An example with NaN or Inf counts as zero.
 
     Raises:
-        ConfigError: arguments out of range or of different sizes.
+        ConfigError: arguments are out of range or of different sizes.
 
     >>> ones = [torch.ones(2, 3), torch.ones(2, 1)]
     >>> tuple(round(float(part.norm()), 4) for part in aggregate(ones, 1.0, weights=(0.6, 0.8)))
@@ -87,7 +88,7 @@ def check_risk(error_rates: Sequence[float] | np.ndarray | None, emphasis: float
         layers: L.
 
     Raises:
-        ConfigError: a rate outside [0, 0.5] (worse than a coin toss), r < 1, or another number of layers.
+        ConfigError: a rate is outside [0, 0.5] (worse than a coin toss), r < 1, or the number of layers is wrong.
 
     Example:
         >>> check_risk([0.5, 0.25], emphasis=2.0, layers=2).tolist(), check_risk(None, 1.0, layers=2).tolist()
@@ -110,12 +111,12 @@ def check_risk(error_rates: Sequence[float] | np.ndarray | None, emphasis: float
 def published_weights(
     norms: np.ndarray, clip: float, error_rates: Sequence[float] | np.ndarray | None = None, emphasis: float = 1.0
 ) -> np.ndarray:
-    """Weights of Algorithm 1, lines 8 to 10, from the batch's PRIVATE layer norms [B, L]: NOT PRIVATE.
+    """Weights of Algorithm 1, lines 8 to 10, from the batch's PRIVATE layer norms [B, L]. NOT PRIVATE.
 
     w_l is proportional to mean_i(||g_il|| / min(C, ||g_i||)) ER_l^r; float64 [L] with sum_l w_l^2 = 1.
 
     Raises:
-        ConfigError: error rates or r out of range, or of another number of layers.
+        ConfigError: error rates or r are out of range, or of another number of layers.
 
     Example:
         >>> published_weights(np.array([[3.0, 4.0], [0.3, 0.4]]), clip=1.0).round(4).tolist()
@@ -147,7 +148,7 @@ def risk_weights(
         floor: in [0, 1].
 
     Raises:
-        ConfigError: error rates or r out of range, or of another number of layers.
+        ConfigError: error rates or r are out of range, or of another number of layers.
 
     Example:
         >>> risk_weights(np.array([3.0, 4.0])).round(4).tolist()
@@ -165,8 +166,9 @@ def bias_minimising_weights(
 ) -> np.ndarray:
     """Minimiser of sum_l (w_l^2 A_l - 2 w_l B_l) subject to sum_l w_l^2 = 1, float64 [L]; weights may be negative.
 
-    w_l = B_l / (A_l - lambda) with sum_l w_l^2 = 1. That equation has several roots. The minimiser is the one with
-    lambda below min A. A bisection that starts above max A ends at the greatest root, where the objective is largest.
+    The solution has w_l = B_l / (A_l - lambda) with sum_l w_l^2 = 1. This equation has several roots. The minimiser is
+    the one with lambda below min A. A bisection that starts above max A ends at the greatest root, where the objective
+    is largest.
 
     Args:
         squares: A_l = ||u_l||^2, u_l the mean of the clipped directions.
@@ -176,7 +178,7 @@ def bias_minimising_weights(
     Source: LM-DP-SGD paper, Appendix D.2, equations 10 and 11, which wrongly calls the multiplier unique.
 
     Raises:
-        ConfigError: lists of different lengths or with values that are not finite, or an unknown root.
+        ConfigError: the lists differ in length or hold values that are not finite, or the root is unknown.
 
     >>> bias_minimising_weights([4.0, 1.0], [1.0, 2.0]).round(5).tolist()
     [0.19839, 0.98012]

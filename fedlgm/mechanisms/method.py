@@ -1,4 +1,4 @@
-"""A mechanism applied to one model in one run: the agreement between server and clients."""
+"""A mechanism applied to one model in one run, on which server and clients agree."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Method:
             (8, True)
 
         Args:
-            module: the model; may live on the meta device.
+            module: the model, which may be on the meta device.
             mechanism: the mechanism.
             facts: the run's facts; their `noise_multiplier` is replaced.
             group_by: see `LayerTable.from_module`.
@@ -77,7 +77,7 @@ class Method:
             mechanism: the mechanism.
             layers: `mechanism.table(...)` of the model's layers.
             facts: the run's facts.
-            by: function that gives the calibrated facts; default: `Mechanism.calibrate`.
+            by: function that returns the calibrated facts; default: `Mechanism.calibrate`.
 
         Raises:
             ConfigError, PrivacyError: see `Mechanism.calibrate` and `Mechanism.check_run`.
@@ -89,7 +89,7 @@ class Method:
             return cls(mechanism, layers, facts.with_multiplier(mechanism.calibrate(facts)))
 
     def plan(self, transcript: Transcript) -> ReleasePlan:
-        """The next round's release; pure. It states its position in the run if its cost and noise depend on it.
+        """The next round's release; pure. The plan states its position in the run if its cost and noise depend on it.
 
         Raises:
             ConfigError: a user's mechanism fails, or does not return a plan.

@@ -1,4 +1,4 @@
-"""Options of a mechanism, checked against its annotations: one message per wrong value."""
+"""Options of a mechanism, checked against its annotations, with one message per wrong value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def checked(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]
     """The values, each of the type that the class declares.
 
     Raises:
-        ConfigError: an unknown option or a value of another type; the message names option and type.
+        ConfigError: an option is unknown or a value has another type; the message names option and type.
     """
     known = names(kind)
     unknown = sorted(set(values) - set(known))

@@ -21,14 +21,15 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """A sensitivity profile as runs of equal coordinates, so that a layer of any size takes one number.
+    """A sensitivity profile as runs of equal coordinates, so that a layer of any size needs one number.
 
     Attributes:
         values: sensitivity of each run's coordinates, finite and >= 0, shape [runs].
         counts: number of coordinates of each run, >= 1, shape [runs].
 
     Raises:
-        ConfigError: shapes that differ, no coordinate at all, negative or non-finite values, counts below one.
+        ConfigError: the shapes differ, there is no coordinate, a value is negative or not finite, or a count is below
+            one.
     """
 
     values: Array
@@ -90,7 +91,7 @@ def as_profile(profile: Profile | npt.ArrayLike) -> Profile:
     """`profile` itself, or one run per coordinate for a vector of sensitivities (shape [K]).
 
     Raises:
-        ConfigError: not a vector of finite numbers >= 0.
+        ConfigError: the value is not a vector of finite numbers >= 0.
     """
     if isinstance(profile, Profile):
         return profile

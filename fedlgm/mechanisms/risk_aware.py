@@ -1,7 +1,7 @@
 """LM-DP-SGD as a mechanism: each layer's share of an example's gradient follows the layer's membership risk.
 
-For weights that do not depend on the batch a step is one Gaussian release with bounds s_l = C w_l and the same noise
-C sigma_* in every layer. Sources of the weights:
+For weights that do not depend on the batch, a step is one Gaussian release with bounds s_l = C w_l and the same noise
+C sigma_* in every layer. The weights have these sources:
 
     weights = "public"       error rates of public adversaries times the layers' strength in public gradients
     weights = "stale"        error rates times the layers' strength in the last release, with the noise subtracted: free
@@ -59,7 +59,7 @@ _PUBLISHED = (
     "contribution: the sum moves by up to C sqrt(B^2 + (B + 1)^2), not C (docs/guarantees.md, section LM-DP-SGD)"
 )
 _JUST_BELOW = 1 - 2.0**-40
-"""Factor of weights whose squares shall not add up to more than 1 by rounding."""
+"""Factor on weights, so that rounding does not make their squares add up to more than 1."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,10 @@ class LMDPSGD(_Reweighting):
     ER_l^r with squares summing to 1.
 
     Attributes:
-        bound: see `_Reweighting`, as are `error_rates` and `emphasis`.
-        weights: where the strengths come from: "public" (the option `strengths`), "stale" (the last released mean
-            gradient: norm of each layer's mean direction, with the noise subtracted) or "privatised" (noisy mean of
-            (||g_il|| / ||g_i||)_l over the last batch, released with its gradients). The first step takes `strengths`.
+        bound: option of `_Reweighting`, like `error_rates` and `emphasis`.
+        weights: source of the strengths: "public" (the option `strengths`), "stale" (the last released mean gradient:
+            norm of each layer's mean direction, with the noise subtracted) or "privatised" (noisy mean of (||g_il|| /
+            ||g_i||)_l over the last batch, released with its gradients). The first step takes `strengths`.
         strengths: public strengths of the layers, in their order (`fedlgm risk`); if empty, all are equal.
         floor: no layer's weight falls below this share of 1 / sqrt(L) before they are normalised.
         share: part of the budget that the query of "privatised" takes.
@@ -169,16 +169,16 @@ class LMDPSGD(_Reweighting):
 
 @dataclass(frozen=True)
 class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
-    """LM-DP-SGD as printed: weights from the batch's own gradients. NOT PRIVATE; charged as such.
+    """LM-DP-SGD as printed, with weights from the batch's gradients. NOT PRIVATE; charged as such.
 
-    Sums are divided by the public q N; the paper divides by the batch's size, which would leak more.
+    Sums are divided by the public q N. The paper divides by the batch's size, which would leak more.
 
     Attributes:
-        bound: see `_Reweighting`, as are `error_rates` and `emphasis`.
+        bound: option of `_Reweighting`, like `error_rates` and `emphasis`.
         weights: "risk" for Algorithm 1 (the layers' strength in the batch times ER_l^r), "bias" for the weights of
             least bias (Appendix D.2; negative ones count as 0), or "bias-greatest-root" for those of another root of
-            the same equation, which the text does not exclude: there the bias is largest (by magnitude: all have the
-            wrong sign). The error rates play no part in the last two.
+            the same equation, which the text does not exclude. There the bias is largest (weights by magnitude, since
+            all have the wrong sign). "bias" and "bias-greatest-root" do not use the error rates.
 
     Example:
         >>> from fedlgm import Sampling
@@ -198,12 +198,12 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
             raise ConfigError(f"{self.name}: unknown weights {self.weights!r}; known: risk, bias, bias-greatest-root")
 
     def calibrate(self, facts: RunFacts) -> float:
-        """As for DP-SGD, by Theorem 5.1; the server sees no batch of clients' own noisy steps to plan from."""
+        """Calibrate by Theorem 5.1. For clients' own noisy steps the server has no batch from which to plan."""
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The rule's plan for examples with equal layers; steps plan from the real ones."""
+        """The rule's plan for examples with equal layers; steps plan from the real norms."""
         return self.plan_from_private_norms(layers, facts, np.ones((1 if self.weights == "risk" else 2, len(layers))))
 
     def looks(self, layers: int) -> tuple[Scaling, ...]:
@@ -221,7 +221,7 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
         return np.array([squares, products])
 
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
-        """Weights from the batch's own norms [B, L], or `figures`. Claimed as if they were public (Theorem 5.1)."""
+        """Weights from the batch's norms [B, L], or `figures`, claimed as if they were public (Theorem 5.1)."""
         sound = self._sound(layers, facts, self._weights(layers, norms), facts.noise_multiplier)
         guarantee = Guarantee("none", _PUBLISHED, unit="example")
         return UnprotectedPlan(

@@ -1,8 +1,8 @@
 """The papers' models and two small text models by name, and users' models.
 
-No bundled model has BatchNorm or another buffer, in-place activations or data-dependent control flow: all state can be
-bounded and noised in the same way, and `torch.func.vmap` over stacked parameters gives the same results as a loop over
-clients.
+No bundled model has BatchNorm or another buffer, in-place activations or data-dependent control flow. All state can
+therefore be bounded and noised in the same way, and `torch.func.vmap` over stacked parameters gives the same results
+as a loop over clients.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
     "transformer": transformer,
 }
 _AXES = {"logistic": None, "mlp": None, "gru": 1, "transformer": 1}
-"""Axes of one input, 3 where nothing is said; None takes any."""
+"""Axes of one input; 3 for models without an entry; None accepts any number."""
 _SHAPES = {None: "of any shape", 1: "(length,)", 3: "(C, H, W)"}
 _FILLED = ("in_shape", "classes")
 
@@ -89,7 +89,7 @@ def options(name: str) -> tuple[str, ...]:
     """Option names of a model, bundled or a user's own ("package.module:name").
 
     Raises:
-        ConfigError: unknown, or cannot be imported.
+        ConfigError: the model is unknown, or cannot be imported.
 
     Example:
         >>> "hidden" in options("mlp")
@@ -110,21 +110,21 @@ def build(
     adapters: Mapping[str, Any] | None = None,
     **values: Any,
 ) -> nn.Module:
-    """Build a model whose initial weights depend on `seed` only.
+    """Build a model whose initial weights depend only on `seed`.
 
     Global random generators are neither read nor changed. Weights are drawn on the CPU and then moved to the default
     device; under `with torch.device("meta")` nothing is drawn at all.
 
     Args:
         model: one of `names()`, whose functions describe the layers, the options and the sources; or your own: a class
-            or function that gives an `nn.Module`, "package.module:name" of one, or a module, which is copied with its
-            weights. A parameter of yours that is called `in_shape` or `classes` gets the values below
-            (`classes` keeps its default if the data do not give it). A model of `transformers` or `peft` is wrapped in
-            a `HuggingFace`.
+            or function that returns an `nn.Module`, "package.module:name" of one, or a module, which is copied with
+            its weights. A parameter of yours that is called `in_shape` or `classes` gets the values below (`classes`
+            keeps its default if the data do not give it). A model of `transformers` or `peft` is wrapped in a
+            `HuggingFace`.
         in_shape: shape of one input, such as (C, H, W) of images or (length,) of text; a tuple of several.
         classes: number of outputs per example (`Task.outputs`); None if the data do not give it.
         seed: public seed, 0 <= seed < 2**128.
-        adapters: options of `adapters.adapt`: all but the adapters is then frozen.
+        adapters: options of `adapters.adapt`, which freezes everything except the adapters.
         **values: options of the model.
 
     Returns:
@@ -132,9 +132,9 @@ def build(
         length] to logits [batch, length, classes].
 
     Raises:
-        ConfigError: an unknown name or option, a value out of range, inputs too small for the layers; an object that is
-            not a model, has no trainable parameters, or keeps state that cannot be protected (see `require_trainable`);
-            any error that your own function raises.
+        ConfigError: a name or option is unknown, a value is out of range, or inputs are too small for the layers; an
+            object is not a model, has no trainable parameters, or keeps state that cannot be protected (see
+            `require_trainable`); or your own function raises an exception.
 
     >>> [tuple(p.shape) for p in build("mlp", in_shape=(4,), classes=2, hidden=[3]).parameters()]
     [(3, 4), (3,), (2, 3), (2,)]

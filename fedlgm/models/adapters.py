@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA; Hu et al., ICLR 2022) of linear layers, without other packages.
 
-Parameters have the names that `peft` gives them, `lora_A` and `lora_B`, so that layer groupings and the export treat
-both in the same way. A frozen base is not trained, noised or sent.
+Parameters have the names that `peft` gives them, `lora_A` and `lora_B`, so layer groupings and the export treat both
+packages in the same way. A frozen base is not trained, noised or sent.
 """
 
 from __future__ import annotations

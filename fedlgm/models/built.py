@@ -1,7 +1,7 @@
-"""A model as it was when a trainer was made of it.
+"""A model as it was when a trainer was made for it.
 
-Trainers look at a model once and choose how to differentiate it, some of them without calling it. So a hook or a module
-that is added later would not run, and a layer that mixes examples would not be found.
+A trainer examines its model once and chooses how to differentiate it; some trainers never call it. A hook or module
+that is added later would therefore not run, and a layer that mixes examples would not be found.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Built:
         self.renew()
 
     def renew(self) -> None:
-        """Take the model as it is now, after a change by this package."""
+        """Accept the model in its present state, after a change by this package."""
         self._modules, self._kept = list(self._module.modules()), list(self._module.parameters())  # so that no other
         self._seen, self._global = _state(self._modules), _has_any_global_hook()  # object gets an equal id
         self._named = self._now()
 
     def check(self) -> None:
-        """Refuse a model that was changed since.
+        """Refuse a model that has changed since.
 
-        Clients' steps call it, so it looks at each module that was there and at its children, without a new walk.
+        Clients' steps call this method, so it examines each known module and its children, without a new walk.
 
         Raises:
-            ConfigError: the message names the first module that is another one.
+            ConfigError: the message names the first module that differs.
         """
         if _state(self._modules) == self._seen and _has_any_global_hook() == self._global:
             return

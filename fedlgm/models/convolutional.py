@@ -107,11 +107,11 @@ def cnn_small(in_shape: tuple[int, int, int], classes: int, *, activation: str =
     Conv 32 3x3, MaxPool 2, Conv 64 3x3, MaxPool 2, AvgPool 2 (partial windows kept), FC 128, FC classes: 94,538
     parameters for CIFAR-10, 106,148 for CIFAR-100, 100,670 for FEMNIST.
 
-    The paper gives no layers. It does give the norms of the noise of Full DP, which has one standard deviation for all
-    parameters of all models: the squared ratio of a CNN's norm to a ResNet-18's is the ratio of their sizes. Table VII
-    then implies, at four budgets each, 79,825 to 105,850 parameters on CIFAR-10 (mean 94,718) and 104,206 to 108,721 on
-    CIFAR-100 (mean 105,835); the means differ by the cost of 90 more outputs on 128 hidden units. These layers are the
-    common two-convolution network of that size, not the authors' own.
+    The paper gives no layers, but it gives the norms of the noise of Full DP, which has one standard deviation for all
+    parameters of all models. The squared ratio of a CNN's norm to a ResNet-18's is therefore the ratio of their sizes.
+    Table VII then implies, at four budgets each, 79,825 to 105,850 parameters on CIFAR-10 (mean 94,718) and 104,206 to
+    108,721 on CIFAR-100 (mean 105,835). The means differ by the cost of 90 more outputs on 128 hidden units. These
+    layers are the common two-convolution network of that size, not the authors' own.
 
     Args:
         in_shape: shape (C, H, W) of one input.

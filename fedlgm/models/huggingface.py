@@ -1,6 +1,6 @@
 """Models of Hugging Face's `transformers` and `peft` as plain modules: tensors in, logits out.
 
-Neither package is imported here: a model is recognised by the package of its class.
+This module imports neither package: it recognises a model by the package of its class.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PROBLEMS = {"regression": "regression", "multi_label_classification": "multi-la
 
 
 class HuggingFace(nn.Module):
-    """A `PreTrainedModel` or `PeftModel` that takes its inputs by position and gives its logits.
+    """A `PreTrainedModel` or `PeftModel` that takes its inputs by position and returns its logits.
 
     Inputs are token numbers int64 [n, length] (or the input that the model's `main_input_name` names: pixels for a
     vision model), then an attention mask and token types of the same shape. Keys and values are never cached.
@@ -43,7 +43,7 @@ class HuggingFace(nn.Module):
         """Logits [n, ...].
 
         Raises:
-            ConfigError: the model gives no logits, for example because it has no head.
+            ConfigError: the model returns no logits, for example because it has no head.
         """
         model: Any = self.model
         named: dict[str, Any] = {getattr(model, "main_input_name", "input_ids"): x}
@@ -101,7 +101,7 @@ def unadapted(model: Any) -> Any:
 
 
 def task_of(model: Any) -> str | None:
-    """Name of the task that a Hugging Face model's head is made for; None if the default task suits it.
+    """Name of the task for which a Hugging Face model's head is made; None if the default task suits it.
 
     Example:
         >>> task_of(nn.Linear(2, 2)) is None

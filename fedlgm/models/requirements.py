@@ -24,10 +24,10 @@ _ADVICE = (
 
 
 def require_stateless(module: nn.Module) -> None:
-    """Refuse a module with buffers that training is known to change: running statistics.
+    """Refuse a module with running statistics, buffers that training is known to change.
 
-    Clients' values in them are not bounded, noised or aggregated. `Unchanged` refuses a module that changes a buffer in
-    other ways.
+    Clients' values in such buffers are not bounded, noised or aggregated. `Unchanged` refuses a module that changes a
+    buffer in other ways.
 
     Raises:
         ConfigError: the message names the first such buffer.
@@ -45,8 +45,8 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
         label: its name, for the message.
 
     Raises:
-        ConfigError: not an `nn.Module`, compiled, no trainable parameters, or parameters that are lazy, empty, not
-            float32 or not finite; or see `require_stateless`.
+        ConfigError: the object is not an `nn.Module`, is compiled, or has no trainable parameters, or its parameters
+            are lazy, empty, not float32 or not finite; or as in `require_stateless`.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {label} must be an nn.Module, it is of type {type(module).__name__}")
@@ -80,15 +80,15 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
 def require_repeatable(module: nn.Module, x: Inputs) -> None:
     """Refuse a module that keeps state between calls, or draws random numbers that a run could not draw again.
 
-    State from one client would reach the next one's update and so the sum, beyond every bound. PyTorch's random numbers
-    in training (dropout) are seeded for every client and round; no others are.
+    State from one client would reach the next one's update and so the sum, beyond every bound. Of all random numbers,
+    only PyTorch's in training (dropout) are seeded for every client and round.
 
     Args:
         module: called in both modes; its mode is restored.
         x: inputs of a few public examples.
 
     Raises:
-        ConfigError: the same inputs give different outputs in a second call, the module writes a buffer, or it fails.
+        ConfigError: the same inputs give different outputs in a second call, or the module writes a buffer or fails.
     """
     buffers, training = Unchanged(module), module.training
     outputs = []
@@ -114,7 +114,7 @@ def draws_at_random(module: nn.Module, x: Inputs) -> bool:
     """Whether a module's outputs in training mode are random, for example because of dropout.
 
     Args:
-        module: repeatable, see `require_repeatable`; its mode is restored.
+        module: repeatable (see `require_repeatable`); its mode is restored.
         x: inputs of a few public examples.
     """
     training, outputs = module.training, []
@@ -186,7 +186,7 @@ class Unchanged:
         self._buffers = self._versions()
 
     def check(self) -> None:
-        """Refuse a module that has written or replaced a buffer or a frozen parameter since.
+        """Refuse a module that has written or replaced a buffer or a frozen parameter since the snapshot.
 
         Raises:
             ConfigError: the message names the first of them.

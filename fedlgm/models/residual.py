@@ -21,7 +21,7 @@ def resnet18(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, 
     Args:
         in_shape: shape (C, H, W) of one input.
         classes: number of outputs.
-        groups: groups of each GroupNorm, 32 as in Wu and He (ECCV 2018); where it does not divide the channels, their
+        groups: groups of each GroupNorm, 32 as in Wu and He (ECCV 2018). If this does not divide the channels, their
             greatest common divisor.
         stem: "cifar" (3x3 convolution, no pooling, for images of about 32x32) or "imagenet" (7x7 stride 2, MaxPool).
 
@@ -128,14 +128,14 @@ def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, hea
 
 
 def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
-    """A copy of a model with GroupNorm in place of every BatchNorm: no statistics over examples, no buffers.
+    """A copy of a model with GroupNorm in place of every BatchNorm, without statistics over examples or buffers.
 
-    Weights and biases of the normalisation are taken over; running statistics are dropped, so a trained model needs
+    The copy keeps weights and biases of the normalisation and drops running statistics, so a trained model needs
     further training.
 
     Args:
         module: any model; it is not changed.
-        groups: groups of each GroupNorm; where it does not divide the channels, their greatest common divisor.
+        groups: groups of each GroupNorm. If this does not divide the channels, their greatest common divisor.
 
     Returns:
         The copy; its other parameters and their names are unchanged.

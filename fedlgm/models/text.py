@@ -1,6 +1,6 @@
 """Small models of text: tokens int64 [n, length] to logits of the next token [n, length, vocabulary].
 
-Both are written in plain tensor operations, so that `torch.func` can stack them over clients: it has no rule for the
+Both are written in plain tensor operations, so that `torch.func` can stack them over clients. It has no rule for the
 fused kernels of torch's `nn.GRU` and `nn.MultiheadAttention`, and would train one client after another.
 """
 
@@ -29,7 +29,7 @@ class GatedUnit(nn.Module):
         self.hidden = nn.Linear(hidden, 3 * hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """States [n, length, hidden] for inputs [n, length, width]; the first state before them is zero."""
+        """States [n, length, hidden] for inputs [n, length, width]; the state before the first input is zero."""
         width = self.hidden.in_features
         state = x.new_zeros(x.shape[0], width)
         states = []

@@ -1,4 +1,4 @@
-"""Initial weights from a file: a public model that private training starts from."""
+"""Initial weights from a file: a public model from which private training starts."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _PEFT = "base_model.model."
 def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
     """Load the weights of a safetensors file, in place.
 
-    The file holds the tensors of the model, or of the base below its adapters, under PyTorch's names. Adapters that are
-    missing in the file are left unchanged; all other tensors must be in both.
+    The file holds the tensors of the model, or of the base below its adapters, under PyTorch's names. Adapters that
+    the file lacks are left unchanged; all other tensors must be in both.
 
     Args:
         module: the model; on the meta device only shapes are compared.
-        file: a file written by `fedlgm export` or `save_pretrained`. It must be trained on public data.
+        file: a file written by `fedlgm export` or `save_pretrained`, from training on public data.
 
     Returns:
         The module.
 
     Raises:
-        ConfigError: no such file, or its tensors differ from the model's; the message names the first difference.
+        ConfigError: the file does not exist, or its tensors differ from the model's; the message names the first
+            difference.
 
     Example:
         >>> import tempfile

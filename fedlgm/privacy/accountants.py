@@ -20,7 +20,7 @@ from fedlgm.privacy.repetition import repeatable
 
 ACCOUNTANTS = ("pld", "rdp")
 COARSE = "coarse pld"
-"""Name of a PLD accountant with a grid ten times as coarse, at a tenth of the cost; its root is within 1e-4."""
+"""Name of a PLD accountant with a grid ten times as coarse, at a tenth of the cost. Its root is within 1e-4."""
 SEARCHES = "rdp of searches"
 """Name of the RDP accountant at the orders of searches (`fedlgm.privacy.selection.ORDERS`)."""
 _INTERVALS = {"pld": 1e-4, COARSE: 1e-3}
@@ -95,7 +95,7 @@ class RenyiAccountant(RdpAccountant):
 
 
 def accountant_of(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accounting.PrivacyAccountant:
-    """An accountant for these events; a coarser grid errs on the safe side."""
+    """An accountant for these events. A coarser grid errs on the safe side."""
     if name == SEARCHES:
         from fedlgm.privacy.selection import ORDERS  # that module imports this one
 
@@ -110,7 +110,7 @@ def accountant_of(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accountin
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence dp_accounting's log of omitted Renyi orders; omitting some is routine and safe."""
+    """Silence dp_accounting's log of omitted Renyi orders, which are routine and safe."""
     before = absl.logging.get_verbosity()
     absl.logging.set_verbosity(absl.logging.ERROR)
     try:

@@ -1,10 +1,10 @@
 """Epsilon of composed releases and noise calibration, by Google's `dp_accounting`.
 
 Noise multipliers are relative to one unit's bound S under add-or-remove-one. Replace-one moves a sum by up to 2 S, so
-its multipliers are divided by two before accounting: with fixed-size sampling without replacement this is the sampled
-Gaussian mechanism of rate m/N at the doubled sensitivity, with Poisson sampling likewise. One release is then covered
-by the amplification theorem for replacement (Balle, Barthe and Gaboardi 2018); compositions are not proven to
-be covered (docs/guarantees.md, section Replace-one), and plans say so (status "conditional").
+its multipliers are divided by two before accounting. With fixed-size sampling without replacement this gives the
+sampled Gaussian mechanism of rate m/N at the doubled sensitivity, and likewise with Poisson sampling. The
+amplification theorem for replacement (Balle, Barthe and Gaboardi 2018) then covers one release. Compositions are not
+proven to be covered (docs/guarantees.md, section Replace-one), and plans say so (status "conditional").
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def epsilon(
         accountant: "pld" or "rdp".
 
     Raises:
-        ConfigError: an argument outside its range; the message names it.
+        ConfigError: an argument is outside its range; the message names it.
 
     >>> round(epsilon(1.0, 1e-5, steps=10, sampling_rate=0.1), 2)
     2.85
@@ -82,7 +82,7 @@ def calibrate(
 ) -> float:
     """Smallest noise multiplier sigma_* whose `steps` releases stay within (epsilon, delta).
 
-    The inverse of `epsilon` in its first argument, to a relative accuracy of 1e-6 on the safe side.
+    This is the inverse of `epsilon` in its first argument, to a relative accuracy of 1e-6 on the safe side.
 
     Args:
         epsilon: budget of all releases, > 0.
@@ -96,7 +96,7 @@ def calibrate(
         Noise std of the sum over one unit's l2 bound.
 
     Raises:
-        ConfigError: an argument outside its range.
+        ConfigError: an argument is outside its range.
         PrivacyError: no finite noise meets the budget.
 
     >>> round(calibrate(3.0, 1e-5, steps=100, sampling_rate=0.1), 3)
@@ -132,7 +132,7 @@ def calibrate_levels(
         The factor a, to a relative accuracy of 1e-6 on the safe side.
 
     Raises:
-        ConfigError: an argument outside its range.
+        ConfigError: an argument is outside its range.
         PrivacyError: no finite noise meets the budget.
 
     Example:
@@ -252,12 +252,12 @@ def _root(target: float, delta: float, levels: _Levels, rate: float, accountant:
 def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float, accountant: str = "pld") -> float:
     """Epsilon at `delta` of events composed the given numbers of times; `inf` if one of them is not private.
 
-    delta = 0 means pure differential privacy. No accountant is involved: the pure epsilons of the events are summed,
+    delta = 0 means pure differential privacy. Then the pure epsilons of the events are summed, without an accountant,
     and an event without one (Gaussian noise) makes the result `inf`. The relation is that of the events.
 
     Grids of privacy losses cannot resolve a delta near the rounding of doubles. Where this matters (for delta below
-    about 2^-52 times the number of releases, over 1e-6) "pld" is evaluated at delta minus its rounding, and also
-    Renyi orders, which have no such rounding: the result is the smaller of two upper bounds.
+    about 2^-52 times the number of releases, over 1e-6) "pld" is evaluated at delta minus its rounding, and also with
+    Renyi orders, which have no such rounding. The result is the smaller of the two upper bounds.
 
     If a search (`selection_event`) is among the events, all of them are composed by RDP at `selection.ORDERS`
     for every `accountant`, because no privacy loss distribution of a search is known.
@@ -268,7 +268,7 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
         accountant: "pld" or "rdp".
 
     Raises:
-        ConfigError: a number of times that is not a whole number of at least 0.
+        ConfigError: a number of compositions is not a whole number of at least 0.
         PrivacyError: the accountant cannot handle one of the events.
 
     Example:

@@ -1,4 +1,4 @@
-"""Hash chain of a ledger's rows: a row's head covers the row and, through the previous head, every earlier row."""
+"""Hash chain of a ledger's rows. A row's head covers the row and, through the previous head, every earlier row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def next_head(head: str, *fields: str) -> str:
         '126c8dcf'
 
     Args:
-        head: the head before, "" for the first row.
-        fields: the row's values as text; lengths are hashed with them, so that no two rows share their bytes.
+        head: the previous head, "" for the first row.
+        fields: the row's values as text. Their lengths are hashed with them, so no two rows share their bytes.
     """
     digest = hashlib.sha256()
     for field in (head, *fields):

@@ -21,7 +21,7 @@ class Charge:
     """One row: the charge for a round and participant.
 
     Attributes:
-        round: its number, from 1.
+        round: number of the round, from 1.
         client: the releasing client under local trust, `SERVER` under central trust.
         event: the proven cost of the release.
         claim: the charge that the method's authors would state, if it differs; otherwise empty.
@@ -81,11 +81,11 @@ class Draft(NamedTuple):
         protects: object,
         guarantee: Guarantee | None,
     ) -> Draft:
-        """Check what a caller charges: SQLite would store any value, and a row can never be corrected.
+        """Check what a caller charges, because SQLite would store any value and a row can never be corrected.
 
         Raises:
-            ConfigError: an impossible number, name, claim or protection.
-            ValueError: an event of a type that the library does not use.
+            ConfigError: a number, name, claim or protection is impossible.
+            ValueError: the library does not use events of this type.
         """
         whole = {check_count("the client of a charge", client, least=-1): key for client, key in keys.items()}
         for key in whole.values():
@@ -117,7 +117,7 @@ def _claim(claim: Any) -> str:
 
 
 class Head(NamedTuple):
-    """A position in a ledger: anyone who keeps it can check later whether rows up to it were changed.
+    """A position in a ledger. Anyone who keeps it can check later whether rows up to it were changed.
 
     Attributes:
         rows: number of rows.
@@ -140,7 +140,7 @@ class Head(NamedTuple):
         """Inverse of `str`.
 
         Raises:
-            LedgerError: not a head.
+            LedgerError: the text is no head.
         """
         count, colon, value = text.partition(":")
         if not (colon and count.isdigit()):

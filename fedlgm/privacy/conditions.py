@@ -1,4 +1,4 @@
-"""Conditions of a guarantee besides bounds and noise: participation, secrecy, and unproven assumptions."""
+"""Conditions of a guarantee in addition to bounds and noise: participation, secrecy, and unproven assumptions."""
 
 from __future__ import annotations
 

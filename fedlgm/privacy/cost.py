@@ -21,7 +21,7 @@ class Cost:
         law: law of its noise: "gaussian", "laplace", "pure" (some release of a known pure epsilon), "none" (no
             protection, so no bound) or "free" (the release adds nothing to the cost of those before it).
         figure: noise multiplier of Gaussian noise, pure epsilon of the others; 0 if there is none.
-        rate: probability of a unit's participation that the cost relies on; 1 if sampling does not amplify.
+        rate: probability of a unit's participation on which the cost relies; 1 if sampling does not amplify.
         steps: number of such mechanisms in the release.
     """
 
@@ -73,7 +73,7 @@ class Cost:
 
     @property
     def sampling(self) -> str:
-        """Sampling that the cost relies on, in words.
+        """Sampling on which the cost relies, in words.
 
         >>> Cost("gaussian", 1.0, rate=0.1).sampling, Cost("gaussian", 1.0).sampling
         ('probability 0.1', 'none counted on')
@@ -83,7 +83,7 @@ class Cost:
         return f"probability {self.rate:.4g}" if self.rate < 1 else "none counted on"
 
     def sentence(self, unit: Unit) -> str:
-        """All of it in one line.
+        """Noise, sampling and steps in one line.
 
         Args:
             unit: the sampled unit.

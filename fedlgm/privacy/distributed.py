@@ -1,7 +1,7 @@
-"""Accounting of integer noise that several parties add in shares and a server sees only as a sum.
+"""Accounting of integer noise that several parties add in shares and that a server sees only as a sum.
 
-Every party adds its share to integers before they are summed under secure aggregation, so the release is the sum of the
-honest parties' shares. Only these count: a party that colludes with the server, or drops out, contributes no noise.
+Every party adds its share to integers before they are summed under secure aggregation. A party that colludes with the
+server, or drops out, contributes no noise, so the release counts as the sum of only the honest parties' shares.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def discrete_gaussian_tau(deviation: float, parties: int) -> float:
         tau = 10 sum_{k=1}^{N-1} exp(-2 pi^2 deviation^2 k / (k + 1)) (Kairouz, Liu and Steinke 2021, Theorem 1).
 
     Raises:
-        ConfigError: a deviation that is not positive, or fewer than one party.
+        ConfigError: the deviation is not positive, or there is no party.
 
     Example:
         >>> round(discrete_gaussian_tau(0.5, 100), 6)
@@ -54,8 +54,8 @@ def distributed_epsilon(
 ) -> float:
     """Epsilon against a server that sees every round's noised integer sum and its participants.
 
-    There is no amplification by sampling: the server knows the cohort. An integer vector of l2 norm d2 has l1 norm at
-    most d2 min(sqrt(d), d2).
+    Sampling does not amplify, because the server knows the cohort. An integer vector of l2 norm d2 has an l1 norm of
+    at most d2 min(sqrt(d), d2).
 
     Args:
         noise: law, "discrete-gaussian" or "skellam" (`fedlgm.integer_noise.LAWS`).
@@ -72,7 +72,7 @@ def distributed_epsilon(
         Agarwal, Kairouz and Liu 2021 for Skellam.
 
     Raises:
-        ConfigError: an argument outside its range.
+        ConfigError: an argument is outside its range.
 
     Example:
         >>> setting = {"parties": 100, "sensitivity": 60, "dimension": 26_010, "rounds": 1, "delta": 1e-5}

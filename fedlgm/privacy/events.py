@@ -15,7 +15,7 @@ from fedlgm.errors import ConfigError, check_count, check_rate, check_share
 from fedlgm.privacy.guarantee import Relation
 
 LARGEST_PURE = 700.0
-"""Pure epsilon of a release beyond which it counts as not private: exp overflows, and nobody would call it private."""
+"""Pure epsilon beyond which a release counts as not private, because exp overflows."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,15 @@ class WholeOrdersDpEvent(dp_event.DpEvent):
 
 
 RENYI_ONLY = (dp_event.ZCDpEvent, WholeOrdersDpEvent)
-"""Events of noise in shares: they have a Renyi bound rho a, and no privacy loss distribution is known of them."""
+"""Events of noise in shares, which have a Renyi bound rho a but no known privacy loss distribution."""
 
 
 def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.DpEvent:
     """Event of one (Poisson-sampled) Gaussian release; a multiplier of 0 is not private.
 
     Args:
-        multiplier: noise std over the largest change of the release by a neighbour; infinite: no cost.
+        multiplier: noise std over the largest change of the release by a neighbour; if it is infinite, the event is
+            free.
         sampling_rate: probability q of a unit's participation.
 
     Example:
@@ -58,7 +59,7 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
 
 
 def as_gaussian(event: dp_event.DpEvent) -> dp_event.DpEvent:
-    """The Gaussian release that approximates integer noise in shares, for lower bounds; other events unchanged.
+    """The Gaussian release that approximates integer noise in shares, for lower bounds. Other events are unchanged.
 
     Example:
         >>> as_gaussian(WholeOrdersDpEvent(0.125))
@@ -86,7 +87,7 @@ def laplace_event(epsilon: float, sampling_rate: float = 1.0, relation: Relation
     So delta(e) of the product is at most the scalar's for every real e, in both directions (by reflection). Under
     Poisson sampling and add-or-remove-one, delta(e) of either direction is a non-decreasing function of the unsampled
     delta at one other e, as (1-q) Q + q P - c Q and Q - c ((1-q) Q + q P) are combinations of P and Q alone. The other
-    units' participation is averaged over, which joint convexity allows, and composition preserves domination (Zhu, Dong
+    units' participation is averaged over, which joint convexity permits. Composition preserves domination (Zhu, Dong
     and Wang 2022, Theorems 10 and 11).
 
     Args:
@@ -110,7 +111,7 @@ def laplace_event(epsilon: float, sampling_rate: float = 1.0, relation: Relation
 
 
 def pure_event(epsilon: float) -> dp_event.DpEvent:
-    """Event of any `epsilon`-DP release: randomized response, which dominates all of them (Kairouz et al. 2015).
+    """Event of any `epsilon`-DP release: randomized response, which dominates all such releases (Kairouz et al. 2015).
 
     Example:
         >>> from fedlgm.privacy import composed_epsilon
@@ -134,10 +135,10 @@ def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
 
 
 def repeated(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
-    """`count` releases of one event as one event; the event itself for a single one.
+    """`count` releases of one event as one event; for a single release, the event itself.
 
     Raises:
-        ConfigError: a count that is not a whole number of at least 1.
+        ConfigError: the count is not a whole number of at least 1.
 
     Example:
         >>> from fedlgm.privacy import composed_epsilon
@@ -153,7 +154,7 @@ def unfolded(event: dp_event.DpEvent, count: int) -> tuple[dp_event.DpEvent, int
     """`count` releases of an event, with repetitions inside the event multiplied out.
 
     Raises:
-        ConfigError: a number of releases that is not a whole number of at least 0.
+        ConfigError: the number of releases is not a whole number of at least 0.
     """
     check_count("count", count, least=0)
     while isinstance(event, dp_event.SelfComposedDpEvent):
@@ -205,8 +206,8 @@ def encode(event: dp_event.DpEvent) -> dict[str, Any]:
     """JSON form of an event, for the ledger and for messages.
 
     Raises:
-        ValueError: an event of a type that the library does not use.
-        ConfigError: a number that its release cannot have, such as a negative noise multiplier.
+        ValueError: the library does not use events of this type.
+        ConfigError: the release cannot have such a number, for example a negative noise multiplier.
 
     Example:
         >>> encode(gaussian_event(1.5))
@@ -230,8 +231,8 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
     """Inverse of `encode`.
 
     Raises:
-        ValueError: not the record of a known event.
-        ConfigError: see `encode`.
+        ValueError: the record is not that of a known event.
+        ConfigError: as in `encode`.
 
     Example:
         >>> decode(encode(gaussian_event(1.5, 0.1))) == gaussian_event(1.5, 0.1)

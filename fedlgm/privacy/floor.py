@@ -1,4 +1,4 @@
-"""The least price of a release: it costs no less than a Gaussian release with a given noise multiplier."""
+"""The least price of a release, which is that of a Gaussian release with a given noise multiplier."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def at_least(event: dp_event.DpEvent, multiplier: float, delta: float) -> dp_eve
     Args:
         event: cost of a release.
         multiplier: noise multiplier of the Gaussian release.
-        delta: delta at which other events than Gaussian ones are compared.
+        delta: delta at which events that are not Gaussian are compared.
 
     Example:
         >>> at_least(gaussian_event(50.0), 10.0, 1e-5), at_least(gaussian_event(5.0), 10.0, 1e-5)

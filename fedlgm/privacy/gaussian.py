@@ -1,9 +1,9 @@
 """Exact privacy of one Gaussian release: conversions between (epsilon, delta) and mu.
 
-`mu` is the l2 distance between the means of two neighbouring releases, measured in noise standard deviations: the
-parameter of mu-Gaussian differential privacy (Dong, Roth and Su 2022). One release with noise multiplier z has
-mu = 1/z, and k of them without subsampling have mu = sqrt(k)/z. The neighbouring relation is that of the sensitivity
-which went into mu. Privacy profile: Balle and Wang 2018, Theorem 8; i.n.i.d. noise paper, Lemma 1.
+`mu` is the l2 distance between the means of two neighbouring releases, in noise standard deviations. It is the
+parameter of mu-Gaussian differential privacy (Dong, Roth and Su 2022). One release with noise multiplier z has mu =
+1/z, and k of them without subsampling have mu = sqrt(k)/z. The neighbouring relation is that of the sensitivity from
+which mu was computed. Privacy profile: Balle and Wang 2018, Theorem 8; i.n.i.d. noise paper, Lemma 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         mu_0 to a relative error of about 1e-13, on the private side of the root.
 
     Raises:
-        ConfigError: `epsilon` or `delta` out of range.
+        ConfigError: `epsilon` or `delta` is out of range.
 
     >>> round(1 / gaussian_mu(1.0, 1e-5), 4)  # noise multiplier of one release
     3.7306
@@ -60,10 +60,10 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
         epsilon: privacy budget, >= 0.
 
     Returns:
-        delta in [0, 1]; values below the smallest double come out as 0.
+        delta in [0, 1]; values below the smallest double become 0.
 
     Raises:
-        ConfigError: `mu` or `epsilon` out of range.
+        ConfigError: `mu` or `epsilon` is out of range.
 
     >>> round(gaussian_delta(1.0, 1.0), 4)
     0.1269
@@ -83,10 +83,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         delta: privacy leakage, in (0, 1).
 
     Returns:
-        epsilon >= 0; 0 when the total variation distance is already below delta, infinite when mu is.
+        epsilon >= 0; 0 if the total variation distance is already below delta, infinite if mu is.
 
     Raises:
-        ConfigError: `mu` or `delta` out of range.
+        ConfigError: `mu` or `delta` is out of range.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 4)
     4.3772

@@ -1,7 +1,7 @@
-"""Privacy loss distribution of one sampled Gaussian release on a grid of losses, bit by bit that of `dp_accounting`.
+"""Privacy loss distribution of one sampled Gaussian release on a grid, bit by bit that of `dp_accounting`.
 
-`dp_accounting` inverts the privacy loss at one point of the grid after another in Python. Here the same operations are
-done on all points at once, which takes a seventh of the time.
+`dp_accounting` inverts the privacy loss at one point of the grid after another in Python. This module applies the same
+operations to all points at once, in a seventh of the time.
 """
 
 from __future__ import annotations

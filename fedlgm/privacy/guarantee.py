@@ -8,15 +8,15 @@ from typing import Any, Literal, TypedDict
 from fedlgm.errors import ConfigError, PrivacyError, check_known
 
 Status = Literal["proven", "conditional", "none"]
-"""From the strongest to the weakest."""
+"""Statuses from the strongest to the weakest."""
 Relation = Literal["add-remove", "replace-one", "zero-out"]
 Trust = Literal["central", "local", "distributed"]
 Unit = Literal["client", "example", "user"]
 
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0, "zero-out": 1.0}
-"""By how many of one unit's bounds a sum moves, by neighbouring relation.
+"""Number of one unit's bounds by which a sum moves, by neighbouring relation.
 
-"zero-out": the same schedule of participations, the unit's contributions become zero."""
+With "zero-out" the schedule of participations is the same, and the unit's contributions become zero."""
 
 _REPRODUCIBLE = "simulation: the seed is public, and with it the noise can be drawn again"
 _WHO: dict[Trust, str] = {
@@ -28,11 +28,11 @@ _FITS = {True: "is accounted for", False: "is not private"}
 
 
 class Claim(TypedDict, total=False):
-    """The charge that a method's authors would state for a release, if it differs from the proven one; one key only.
+    """The charge that a method's authors would state for a release, if it differs from the proven one, under one key.
 
     Attributes:
-        epsilon: summed over the rows of a participant.
-        event: JSON form of an event, see `fedlgm.privacy.events.encode`; composed by the accountant.
+        epsilon: a figure that is summed over the rows of a participant.
+        event: JSON form of an event (see `fedlgm.privacy.events.encode`), which the accountant composes.
 
     Example:
         >>> from fedlgm.privacy.events import encode, gaussian_event
@@ -48,7 +48,7 @@ def caveat_of(noise_reproducible: bool) -> str:
     """The caveat after every guarantee, in full or in short, if noise came from a public seed; otherwise empty.
 
     Args:
-        noise_reproducible: whether it did.
+        noise_reproducible: whether noise came from a public seed.
 
     Example:
         >>> f"proven{caveat_of(True)}"
@@ -63,14 +63,14 @@ class Guarantee:
 
     Attributes:
         status: "proven", "conditional" (the reason gives the condition) or "none" (the reason says why).
-        reason: one sentence, citing `docs/guarantees.md` by section where the claim fails.
+        reason: one sentence, which cites `docs/guarantees.md` by section if the claim fails.
         unit: the unit by which neighbouring data sets differ.
         relation: the neighbouring relation.
-        trust: "central" (the server sees bounded contributions and adds the noise), "local" (clients add it, each for
-            itself) or "distributed" (clients add it in shares, and the server sees the sum alone).
+        trust: "central" (the server sees bounded contributions and adds the noise), "local" (each client adds its own
+            noise) or "distributed" (clients add it in shares, and the server sees only the sum).
 
     Raises:
-        ConfigError: an unknown word, or a reason that is not one line of text.
+        ConfigError: a word is unknown, or the reason is not one line of text.
     """
 
     status: Status
@@ -105,16 +105,16 @@ class Guarantee:
         """Check that the status fits the kind of plan.
 
         Raises:
-            PrivacyError: "none" beside a protected release, or a claim beside one that is not.
+            PrivacyError: the status is "none" for a protected release, or a claim for an unprotected one.
         """
         if (self.status != "none") != protected:
             raise PrivacyError(f"a guarantee {self.status!r} does not fit a plan that {_FITS[protected]}")
 
     def require_unit(self, unit: Unit) -> None:
-        """Check that its unit is the one that a mechanism's releases protect.
+        """Check that the guarantee's unit is the one that a mechanism's releases protect.
 
         Raises:
-            PrivacyError: another unit.
+            PrivacyError: the unit is another one.
         """
         if self.unit != unit:
             raise PrivacyError(

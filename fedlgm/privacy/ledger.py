@@ -1,13 +1,13 @@
 """The durable privacy ledger: an SQLite file that is charged before anything noisy leaves the process.
 
-Every row is one release. A release repeated after a crash with the same noise key and inputs gives the same bits, so it
-is one row; repeated with fresh noise, it is a second row. The ledger may show more than was released (a crash between
-charge and release), never less.
+Every row is one release. If a release is repeated after a crash with the same noise key and inputs, it gives the same
+bits and has one row; with fresh noise it has a second row. The ledger may show more than was released (after a crash
+between charge and release), never less.
 
 In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a row's round is its position in the run,
 and its event is the cost that the round adds to that of the rounds before it.
 
-All rows of a ledger protect the same unit under the same neighbouring relation: epsilons of different units or
+All rows of a ledger protect the same unit under the same neighbouring relation, because epsilons of different units or
 relations do not add up. Either all rows state the same protection or none states one; the ledger refuses other rows.
 
 Rows are chained by hash: a row's head covers all rows before it and the run that owns the ledger. Anyone who has kept a
@@ -54,11 +54,11 @@ class Ledger:
 
     Args:
         path: SQLite file, created if missing (write-ahead log, full synchronisation).
-        owner: identity of the run that charges (for example a hash of its recipe); opening the ledger of another owner
-            is refused. `None` opens any ledger for reading.
+        owner: identity of the run that charges (for example a hash of its recipe); the ledger of another owner is
+            refused. None opens any ledger for reading.
 
     Raises:
-        LedgerError: not a ledger, damaged, or owned by another run.
+        LedgerError: the file is not a ledger, is damaged, or belongs to another run.
     """
 
     def __init__(self, path: Path | str, owner: str | None = None) -> None:
@@ -96,21 +96,21 @@ class Ledger:
         protects: str = "",
         guarantee: Guarantee | None = None,
     ) -> None:
-        """Record one release; returns only after the row is on disk.
+        """Record one release, and return only after the row is on disk.
 
         Args:
-            event: its proven cost.
+            event: proven cost of the release.
             round: round number, from 1; 0 for a release before the run.
-            key: fingerprint of the noise key: the same key on the same round is the same release.
+            key: fingerprint of the noise key; the same key in the same round is the same release.
             client: the releasing client under local trust, `SERVER` under central trust.
             claim: the charge that the method's authors would state, if it differs: {"epsilon": e} is summed.
             protects: unit and relation of the event (`ReleasePlan.protects`); "" if no row of the ledger states it.
             guarantee: the words of a user's mechanism, which no recipe holds.
 
         Raises:
-            ConfigError: an argument outside its range, or an event with an impossible number.
+            ConfigError: an argument is outside its range, or the event has an impossible number.
             LedgerError: the row cannot be written, the key has been charged for this round at another cost, or earlier
-                rows protect another unit or under another relation, or do not state both.
+                rows protect another unit or relation or do not state both.
         """
         self.charge_each(event, round=round, keys={client: key}, claim=claim, protects=protects, guarantee=guarantee)
 
@@ -124,9 +124,9 @@ class Ledger:
         protects: str = "",
         guarantee: Guarantee | None = None,
     ) -> None:
-        """Record one release of each of several clients; returns only after all rows are on disk, or none.
+        """Record one release of each of several clients; all rows are on disk when it returns, or none.
 
-        A disk takes as long to confirm many rows as one. Arguments and errors as for `charge`.
+        A disk confirms many rows as fast as one. Arguments and errors are those of `charge`.
 
         Args:
             event: the proven cost of each release.
@@ -188,7 +188,7 @@ class Ledger:
         """Check the whole ledger against its own hashes, its owner and heads that were kept elsewhere.
 
         Args:
-            anchors: heads kept in checkpoints, results or by people.
+            anchors: heads that checkpoints, results or people have kept.
             owner: the run's identity by its recipe; None does not check it.
             contiguous: whether every round between the first and the last charged one must be present.
 
@@ -197,7 +197,7 @@ class Ledger:
 
         Raises:
             LedgerError: rows were edited, deleted or reordered, the recipe was changed, or the ledger is older than an
-                anchor; the message says which.
+                anchor; the message names the problem.
         """
         name, value = f"the ledger {self.path}", next_head("", self.owner())
         if owner is not None and owner != self.owner():
@@ -248,14 +248,14 @@ class Ledger:
         return str(row[0] or "")
 
     def guarantee(self) -> Guarantee | None:
-        """The weakest guarantee that rows state, of equal ones the last; None if no row states one."""
+        """The weakest guarantee that rows state, of equal ones the last; None if no row states a guarantee."""
         query = f"SELECT {self._words} FROM charges WHERE {self._words} <> '' GROUP BY 1 ORDER BY MAX(number) DESC"
         with self._translated():
             stated = [Guarantee(**json.loads(text)) for (text,) in self._db.execute(query)]
         return min(stated, key=lambda each: -get_args(Status).index(each.status), default=None)
 
     def epsilon(self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0) -> float:
-        """Proven epsilon at `delta` of all charges; under local trust, of the participant with the largest.
+        """Proven epsilon at `delta` of all charges; under local trust, the largest of any participant.
 
         Args:
             delta: target delta.
@@ -296,10 +296,10 @@ class Ledger:
     def claimed_epsilon(
         self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0
     ) -> float:
-        """Epsilon as the methods' authors would state it: naive sums if the authors sum naively, else as charged.
+        """Epsilon as the methods' authors would state it: naive sums if they sum naively, otherwise the charged one.
 
         A claim is {"epsilon": e} (adds up over a participant's rows) or {"event": ...} (composed by the accountant).
-        Arguments as for `epsilon`.
+        The arguments are those of `epsilon`.
         """
         with self._translated():
             rows = self._db.execute(

@@ -36,7 +36,7 @@ _REMEDIES = {
 
 
 def create(path: Path, owner: str) -> None:
-    """Create an empty ledger completely or not at all: a truncated ledger would look like an emptied one."""
+    """Create an empty ledger completely or not at all, because a truncated ledger would look like an emptied one."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(SCHEMA)
         db.execute("INSERT INTO meta VALUES ('owner', ?)", (owner,))
@@ -63,7 +63,7 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> tuple[str,
         The SQL of a row's protection and of its guarantee; a file of an earlier version is read without changes.
 
     Raises:
-        LedgerError: not a ledger, damaged, or owned by another run.
+        LedgerError: the file is not a ledger, is damaged, or belongs to another run.
     """
     if owner is not None:
         db.execute("PRAGMA journal_mode = WAL")
@@ -94,7 +94,7 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> tuple[str,
 
 
 def silent_rows(db: sqlite3.Connection) -> int:
-    """Number of first rows that an earlier version charged without their protection; the run that owns them goes on."""
+    """Number of first rows that an earlier version of the owning run charged without their protection."""
     found = db.execute("SELECT value FROM meta WHERE key = 'rows before protects'").fetchone()
     return int(found[0]) if found else 0
 

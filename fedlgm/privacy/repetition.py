@@ -1,7 +1,7 @@
 """One release's privacy loss, composed repeatedly with itself for growing numbers of rounds.
 
-Half the time of such a composition goes into moments that bound its tails and do not depend on the number of rounds.
-They are cached here; everything else is `dp_accounting.pld.common.self_convolve`, bit for bit.
+Half of the time of such a composition goes into moments that bound its tails and do not depend on the number of
+rounds. This module caches them; everything else is `dp_accounting.pld.common.self_convolve`, bit for bit.
 """
 
 from __future__ import annotations

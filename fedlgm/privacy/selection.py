@@ -33,7 +33,7 @@ def selection_event(run: dp_event.DpEvent, expected_runs: float, law: Law = "log
         law: law of the number of runs.
 
     Raises:
-        ConfigError: an unknown law, or a mean that it does not have.
+        ConfigError: the law is unknown, or cannot have this mean.
 
     Example:
         >>> selection_event(gaussian_event(2.0), 10).mean
@@ -47,11 +47,11 @@ def selection_event(run: dp_event.DpEvent, expected_runs: float, law: Law = "log
 
 
 def draw_runs(expected_runs: float, law: Law, generator: np.random.Generator) -> int:
-    """Draw a search's secret number of runs. Logarithmic: P(k) ~ (1 - gamma)^k / k, k >= 1 (Definition 1 at eta = 0).
+    """Draw a search's secret number of runs.
 
     Args:
-        expected_runs: mean of the number of runs, as for `selection_event`, which also refuses invalid ones.
-        law: as for `selection_event`.
+        expected_runs: mean of the number of runs, as for `selection_event`; `selection_event` refuses invalid values.
+        law: as for `selection_event`; "logarithmic" has P(k) ~ (1 - gamma)^k / k, k >= 1 (Definition 1 at eta = 0).
         generator: a secret stream.
 
     Example:
@@ -88,9 +88,10 @@ def selection_epsilon(
 ) -> float:
     """Epsilon of a search over runs of a sampled Gaussian mechanism, of which only the best run is published.
 
-    The number of runs is drawn by `law` and stays secret, as do all other runs. The settings of each run are drawn from
-    a list that was fixed before the search, and the score uses only released values and public data. The figure
-    protects readers of the one published model; a party that sees every run sees their composition.
+    The number of runs is drawn by `law` and stays secret, as do all other runs. The settings of each run are drawn
+    from a list that was fixed before the search, and the score uses only released values and public data. The figure
+    protects against readers of the one published model; for a party that sees every run, the cost is their
+    composition.
 
     Args:
         noise_multiplier: noise std of a release over one unit's l2 bound, under add-or-remove-one.
@@ -104,7 +105,7 @@ def selection_epsilon(
         Epsilon of the search by Renyi accounting (Papernot and Steinke 2022, Theorems 2 and 6).
 
     Raises:
-        ConfigError: an argument outside its range.
+        ConfigError: an argument is outside its range.
 
     Example:
         >>> round(selection_epsilon(1.4817, 0.1, 100, 1e-5, expected_runs=10), 2)  # one such run costs 4

@@ -17,11 +17,11 @@ _Profile = frozenset[tuple[str, int]]
 
 @dataclass(frozen=True)
 class Spending:
-    """Charges, counted.
+    """Charges with their numbers.
 
     Attributes:
         shared: event -> number of times that the server's releases charge it to every participant.
-        own: client -> the same for the client's releases, under local trust.
+        own: client -> the same mapping for the client's releases, under local trust.
 
     Example:
         >>> from fedlgm.privacy.events import encode, gaussian_event
@@ -35,7 +35,7 @@ class Spending:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[int, str, int]], server: int) -> Spending:
-        """From (participant, event, count), one row for each event of a participant; `server` is its number there."""
+        """Spending from rows (participant, event, count), one for each event of a participant or of `server`."""
         own: dict[int, _Counts] = {}
         for client, event, count in rows:
             own.setdefault(client, {})[event] = count

@@ -1,14 +1,15 @@
 """The cost of a run whose rounds cannot be charged one by one: correlated noise, restricted participation, or both.
 
-Releases y_t = x_t + s w_t with C w = z are the Gaussian mechanism that publishes C x + s z. Let kappa = 1 / sigma_eff
-be one client's largest contribution in units of s, layers and auxiliary queries together, the same in every round.
+Releases y_t = x_t + s w_t with C w = z are equivalent to the Gaussian mechanism that publishes C x + s z. Let kappa =
+1 / sigma_eff be one client's largest contribution in units of s, layers and auxiliary queries together, the same in
+every round.
 
 * Without amplification the run is one Gaussian mechanism of multiplier sigma_eff / sens(C). Round t is charged a
   Gaussian mechanism of multiplier sigma_eff / sqrt(sens_{t+1}^2 - sens_t^2), sens_t being that of the first t rounds:
   the charges of a prefix compose to the cost of the prefix, and those of all rounds to that of the run.
 * With groups and secret draws in them ("grouped-poisson" sampling) the run costs no more than ceil(T / b)
-  Poisson-sampled Gaussian mechanisms of multiplier sigma_eff / (largest column norm of C). One is charged at the rounds
-  0, b, 2b, ..., which is ahead of every group, and nothing in between.
+  Poisson-sampled Gaussian mechanisms of multiplier sigma_eff / (largest column norm of C). Each of the
+  rounds 0, b, 2b, ... is charged one of these mechanisms, ahead of every group; the rounds in between cost nothing.
 
 Proofs: docs/guarantees-proofs.md, section Noise correlated over rounds. Rounds count from 0 here.
 
@@ -59,8 +60,8 @@ class WholeRun:
         relation: neighbouring relation.
 
     Raises:
-        ConfigError: a scheme that keeps no rounds between participations, or what is not proven: more bands than
-            groups, buffers under secret draws, a relation that the scheme does not fit.
+        ConfigError: the scheme keeps no rounds between participations, or the combination is not proven: more bands
+            than groups, buffers under secret draws, or a relation that does not fit the scheme.
     """
 
     noise: Correlation
@@ -84,7 +85,7 @@ class WholeRun:
 
     @cached_property
     def sensitivity(self) -> float:
-        """sens(C) under the schema: one client moves the run by at most this many times its bound."""
+        """sens(C) under the schema, the largest number of its bounds by which one client moves the run."""
         return self.noise.sensitivity(self.separation)
 
     @cached_property
@@ -117,7 +118,7 @@ class WholeRun:
             multiplier: least effective multiplier of any round, see `RunFacts.least_multiplier`.
 
         Raises:
-            PrivacyError: no such round.
+            PrivacyError: there is no such round.
         """
         self._check(position)
         if self.sampling.amplifies:
@@ -129,9 +130,9 @@ class WholeRun:
     def repeated_event(self, position: int, multiplier: float) -> dp_event.DpEvent:
         """Cost of one more release of round `position` with independent noise for that round.
 
-        It is a further row of C: the same coefficients on the past, an independent z. A client moves it by at most the
-        row's bound, for any outcome of its coins, so it is charged without amplification. Arguments and errors as in
-        `event`.
+        The release is a further row of C: the same coefficients on the past and an independent z. A client moves it by
+        at most the row's bound, for any outcome of its coins, so it is charged without amplification. Arguments and
+        errors are those of `event`.
         """
         self._check(position)
         return self._gaussian(self.noise.row_bound(position, self.separation), multiplier)

@@ -1,6 +1,6 @@
-"""Secure aggregation: the part common to nodes and server of a protocol in which the server learns only a sum mod 2^32.
+"""Secure aggregation: code common to nodes and server, for a protocol in which the server learns only a sum mod 2^32.
 
 The protocol is that of Bonawitz et al. (2017) against a malicious server, with keys signed by enrolled services.
-`clients.node.secagg` has a node's five steps, `strategies.node.secagg` the server's; the page
+`clients.node.secagg` has a node's five steps and `strategies.node.secagg` the server's. The page
 `docs/how-to/secure-aggregation.md` describes both.
 """

@@ -17,9 +17,9 @@ from fedlgm.noised_in_shares import least_threshold
 from fedlgm.secagg.keys import agreed, new_secret, public_of
 
 MOST_NODES = 1000
-"""Of a cohort: every node shares secrets with every other one, and masks its vector once for each.
+"""Largest cohort. Every node shares secrets with every other one, and masks its vector once for each.
 
-A graph of few neighbours would cost less and is no safer: docs/decisions.md, section Distributed trust."""
+A graph of few neighbours would save little and is no safer: docs/decisions.md, section Distributed trust."""
 MOST_WORDS = 1 << 30
 _HEXADECIMAL = re.compile("[0-9a-f]*")
 
@@ -31,10 +31,10 @@ class Terms:
     Attributes:
         run: label of the run.
         round: number, from 1.
-        plan: digest of what nodes are asked to release, for any model: plan and work.
-        threshold: nodes that a sum holds at least (t).
-        colluders: nodes that may collude with the server (m); the others of t add all the noise that counts.
-        size: 32-bit words of a vector.
+        plan: digest of the requested release, for any model: plan and work.
+        threshold: least number of nodes in a sum (t).
+        colluders: number of nodes that may collude with the server (m); the others of t add all the noise that counts.
+        size: number of 32-bit words of a vector.
         attempt: 32 hexadecimal digits, unique to the attempt.
 
     Example:
@@ -56,7 +56,7 @@ class Terms:
         """Terms from plain values.
 
         Raises:
-            RunError: values that terms cannot have.
+            RunError: terms cannot have these values.
         """
         terms = _of(cls, raw, {"run": str, "plan": str, "attempt": str})
         if terms.round < 1 or not 1 <= terms.size <= MOST_WORDS or terms.colluders < 0 or terms.threshold < 1:
@@ -75,7 +75,7 @@ class Terms:
         return _values(self)
 
     def problem(self, nodes: int) -> str:
-        """Why a cohort of that many nodes must not be aggregated on these terms; empty if it may."""
+        """The reason why a cohort of this size must not be aggregated on these terms; empty if it may be."""
         threshold, colluders = self.threshold, self.colluders
         least = least_threshold(nodes, colluders)
         if nodes > MOST_NODES:
@@ -100,7 +100,7 @@ class Advert:
         client: the node's client number.
         sealing: X25519 key by which others seal shares for it, 64 hexadecimal digits.
         masking: X25519 key of its masks.
-        signature: over terms, client and both keys, by the service's Ed25519 key.
+        signature: signature over terms, client and both keys by the service's Ed25519 key.
     """
 
     client: int
@@ -113,7 +113,7 @@ class Advert:
         """An advert from plain values.
 
         Raises:
-            RunError: values that an advert cannot have.
+            RunError: an advert cannot have these values.
         """
         advert = _of(cls, raw, {"sealing": str, "masking": str, "signature": str})
         if not 0 <= advert.client < 2**31 or not all(_hexadecimal(key, 64) for key in advert.keys):
@@ -127,7 +127,7 @@ class Advert:
         return cls(client, *keys, sign(signer, "secagg advert", terms.digest, client, *keys))
 
     def valid(self, terms: Terms, service: str) -> bool:
-        """Whether the service with this public key has signed it for these terms."""
+        """Whether the service with this public key has signed the advert for these terms."""
         fields_ = ("secagg advert", terms.digest, self.client, self.sealing, self.masking)
         return verify(public_key(service), self.signature, *fields_)
 
@@ -135,7 +135,7 @@ class Advert:
         """Refuse keys with which no other node can agree on a secret.
 
         Raises:
-            RunError: such a key.
+            RunError: a key is of this kind.
         """
         for key in self.keys:
             agreed(new_secret(), key)
@@ -157,11 +157,11 @@ class Cohort:
         terms: terms of the attempt.
         adverts: the members' adverts, in any order.
         services: client -> public key of its enrolled service.
-        check: the adverts' signatures; False for members that were checked before.
+        check: whether to check the adverts' signatures; False for members that were checked before.
 
     Raises:
-        RunError: an unknown or repeated member, an advert that its service has not signed for these terms, or a key
-            that occurs twice.
+        RunError: a member is unknown or repeated, its service has not signed an advert for these terms, or a key
+            occurs twice.
     """
 
     def __init__(
@@ -206,10 +206,10 @@ class _Statement(ABC):
 
 @dataclass(frozen=True)
 class Sent(_Statement):
-    """A member has sent its vector. Nobody has dropped out if all members that shared secrets have signed this.
+    """A member's statement that it has sent its vector. Nobody has dropped out if all that shared secrets sign it.
 
     Attributes:
-        cohort: its digest.
+        cohort: digest of the cohort.
         sharing: clients whose shares were handed out, in ascending order (U1).
     """
 
@@ -223,11 +223,10 @@ class Sent(_Statement):
 
 @dataclass(frozen=True)
 class Survivors(_Statement):
-    """Clients that shared secrets and clients that then sent a vector: a node accepts one such set per cohort,
-    permanently.
+    """Clients that shared secrets and those that then sent a vector; a node accepts only one such set per cohort.
 
     Attributes:
-        cohort: its digest.
+        cohort: digest of the cohort.
         sharing: clients whose shares were handed out, in ascending order (U1).
         answered: those whose vectors are summed (U2).
     """
@@ -238,7 +237,7 @@ class Survivors(_Statement):
 
     @property
     def dropped(self) -> list[int]:
-        """Clients whose masks are in the others' vectors and who sent none."""
+        """Clients whose masks are in the others' vectors and who sent no vector."""
         return sorted(set(self.sharing) - set(self.answered))
 
     @property
@@ -250,7 +249,7 @@ def clients_of(raw: Any) -> tuple[int, ...]:
     """Client numbers in ascending order, each once.
 
     Raises:
-        RunError: something else.
+        RunError: the value is something else.
     """
     if not isinstance(raw, Sequence) or isinstance(raw, str | bytes) or not all(type(one) is int for one in raw):
         raise RunError("a set of clients must be a list of whole numbers")

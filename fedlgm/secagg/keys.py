@@ -1,4 +1,4 @@
-"""Keys between two nodes, sealed shares and mask streams; every primitive is that of `cryptography`."""
+"""Keys between two nodes, sealed shares and mask streams. Every primitive is that of `cryptography`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def unseal(private: bytes, public: str, cohort: str, sender: int, receiver: int,
     """The text given to `seal`.
 
     Raises:
-        RunError: sealed by another node, for another one or another cohort, or altered.
+        RunError: the text was sealed by another node, for another node or cohort, or altered.
     """
     key = _share_key(private, public, cohort, sender, receiver)
     try:
@@ -92,13 +92,14 @@ def self_mask_key(seed: bytes, cohort: str) -> bytes:
 def pair_mask_key(private: bytes, public: str, cohort: str, one: int, other: int) -> bytes:
     """Key of the mask of two nodes, equal for both.
 
-    Their numbers are part of it: a colluder who advertises a copy of another node's key shares no mask with that node.
+    The key includes their numbers, so a colluder who advertises a copy of another node's key shares no mask with that
+    node.
     """
     return derived(agreed(private, public), "mask", cohort, min(one, other), max(one, other))
 
 
 def apply_mask(words: np.ndarray, key: bytes, *, subtract: bool = False) -> None:
-    """Add a mask to uint32 words mod 2^32, or subtract it, in place: the AES-256-CTR stream of a key used for it alone.
+    """Add a mask to uint32 words mod 2^32, or subtract it, in place; it is the AES-256-CTR stream of a single-use key.
 
     Example:
         >>> words = np.arange(3, dtype="<u4")

@@ -13,11 +13,11 @@ SECRET_BYTES = 32
 
 
 def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, bytes]:
-    """Shares of a secret of 32 bytes, any `threshold` of which determine it, while fewer reveal nothing about it.
+    """Shares of a secret of 32 bytes: any `threshold` of them determine it, while fewer reveal nothing about it.
 
     Args:
         secret: 32 bytes.
-        threshold: number of shares that are needed.
+        threshold: number of shares needed.
         points: distinct numbers from 0; each names one share.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The five steps of a secure sum as questions to a node: one signed question names a whole attempt at a round."""
+"""The five steps of a secure sum as questions to a node. One signed question names a whole attempt at a round."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from fedlgm.plan import ReleasePlan
 from fedlgm.secagg.cohort import Terms
 
 STEPS = ("advertise", "share", "mask", "agree", "unmask")
-"""In order. The model travels with "mask"; nothing of a node's data is read before it. If nobody drops out, "unmask"
-follows at once, without "agree"."""
+"""The steps in order. The model travels with "mask", and no earlier step reads a node's data. If nobody drops out,
+"unmask" follows at once, without "agree"."""
 AHEAD = {"mask": "advertise", "unmask": "share"}
-"""Step -> step of the next round's attempt that may be asked in the same message: neither needs the next model."""
+"""Step -> step of the next round's attempt that the same message may ask for; neither needs the next model."""
 NO_MODEL = sha256(b"")
-"""Stands for the model in a question for a round whose model is not known yet."""
+"""Placeholder for the model in a question for a round whose model is not known yet."""
 WORDS = NoisedInShares.numbers
 """Type of a masked vector."""
 
 
 def terms_of(question: Question, plan: ReleasePlan) -> Terms:
-    """The terms of an attempt, which follow only from the question: nodes that are asked together share its nonce.
+    """The terms of an attempt, which follow from the question alone. Nodes that are asked together share its nonce.
 
-    The model is not part of them, so that keys and shares can be exchanged before it is known. Bounds and noise follow
-    from the plan, so nodes that were sent different models are protected as well as others.
+    The model is not part of the terms, so that keys and shares can be exchanged before it is known. Bounds and noise
+    follow from the plan, so nodes that were sent different models have the same protection as others.
 
     Args:
         question: the question to any of the nodes.

@@ -81,7 +81,7 @@ def options(name: str) -> tuple[str, ...]:
     """Option names of a task, bundled or a user's own ("package.module:name").
 
     Raises:
-        ConfigError: unknown, or cannot be imported.
+        ConfigError: the task is unknown, or cannot be imported.
 
     Example:
         >>> "loss" in options("regression")
@@ -101,7 +101,7 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
         **values: options of the task.
 
     Raises:
-        ConfigError: unknown, cannot be imported, not a task, or an option that the task does not take.
+        ConfigError: the task is unknown, cannot be imported, is no task, or does not take an option.
 
     >>> import torch
     >>> get("regression", loss="huber").losses(torch.zeros(2, 1), torch.tensor([0.5, 3.0])).tolist()

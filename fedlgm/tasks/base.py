@@ -24,18 +24,18 @@ _PROBED = 2  # examples that show the shape of a model's outputs
 
 
 SUMMED = "; a loss of torch gives them with reduction='none'"
-"""What a task that adds its losses up may have left out."""
+"""Reminder for a task that sums its losses, about a step that it may omit."""
 
 
 class Task(ABC):
     """Loss, targets and metrics. Only `losses` is required; the defaults of the rest suit most losses.
 
-    Losses are taken under `torch.func` transforms: use tensor operations, without branches on values, `.item()` or
+    Losses are computed under `torch.func` transforms: use tensor operations, without branches on values, `.item()` or
     in-place changes of the arguments.
 
     Attributes:
-        name: shown in reports.
-        headline: the metric that summarises a run.
+        name: name in reports.
+        headline: metric that summarises a run.
         better: whether a "higher" or a "lower" headline is better.
 
     Example:
@@ -62,7 +62,7 @@ class Task(ABC):
         """The set with targets of the task's type; the same object if nothing changes.
 
         Raises:
-            DataError: targets that do not fit the task; the message names a task that fits.
+            DataError: the targets do not fit the task; the message names a task that fits.
         """
         train, test = (self.targets(y, part) for part, y in (("training", data.train_y), ("test", data.test_y)))
         if train is data.train_y and test is data.test_y:
@@ -70,7 +70,7 @@ class Task(ABC):
         return replace(data, train_y=train, test_y=test)
 
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """Targets [n, ...] of the task's type, unchanged if they already are; see `prepare` for the errors.
+        """Targets [n, ...] of the task's type, unchanged if they already have it. The errors are those of `prepare`.
 
         Args:
             y: targets of the data set.
@@ -155,7 +155,7 @@ class Task(ABC):
         return means
 
     def set_metrics(self) -> Mapping[str, Metric]:
-        """Further metrics that are not means: functions (outputs [n, ...], targets [n, ...]) of the whole set, by name.
+        """Further metrics that are not means, by name: functions (outputs [n, ...], targets [n, ...]) of the whole set.
 
         Example:
             >>> from sklearn.metrics import roc_auc_score
@@ -172,7 +172,7 @@ class Task(ABC):
         """Operations that write the gradient of the mean loss with respect to the outputs.
 
         They are called in order at every step, when `outputs` and `targets` hold new values. By default autograd
-        differentiates the loss; a task with a closed form saves its cost.
+        differentiates the loss; a closed form avoids its cost.
 
         Args:
             outputs: [n, ...].
@@ -183,7 +183,7 @@ class Task(ABC):
         return [lambda: gradient.copy_(differentiate(outputs, targets))]
 
     def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Gradient of the sum of the losses with respect to the outputs [n, ...], of their shape, as autograd gives it.
+        """Gradient of the sum of the losses with respect to the outputs [n, ...], of their shape, as from autograd.
 
         Args:
             outputs: [n, ...].
@@ -210,7 +210,7 @@ class Task(ABC):
 
 
 def measured(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """The task's metrics of outputs and targets that come in batches."""
+    """The task's metrics for outputs and targets that arrive in batches."""
     sums: dict[str, float] = {}
     count = 0
     for outputs, targets in batches:

@@ -16,7 +16,8 @@ class Binary(RealTargets):
     """Binary cross-entropy of one label [n] or of several [n, labels] that are present (1) or absent (0).
 
     Outputs are logits of the targets' shape (for targets [n] also [n, 1]). The loss of an example with several labels
-    is the mean over them. Reported: loss and accuracy per label, and the F1 score over all labels (micro average).
+    is the mean over them. The task reports loss and accuracy per label, and the F1 score over all labels (micro
+    average).
     """
 
     name = "binary"

@@ -35,7 +35,7 @@ def evaluate(
         module: the model.
         x: inputs [n, ...].
         y: targets [n, ...].
-        batch_size: examples at a time; 128 on a CPU unless given, since more do not fit its cache, and 1000 elsewhere.
+        batch_size: examples at a time; by default 128 on a CPU, since more do not fit its cache, and 1000 elsewhere.
         metrics: further functions (outputs [n, ...], targets [n, ...]) of the whole set, by name.
         finite: whether to refuse metrics of the whole set that are NaN or infinite.
 

@@ -14,7 +14,7 @@ from fedlgm.tasks.base import Task
 from fedlgm.tasks.classification import class_targets, require_classes
 
 PADDING = -100
-"""Target of a position that does not count: torch's own default for `ignore_index`."""
+"""Target of a position that does not count; torch's default for `ignore_index`."""
 
 
 class NextToken(Task):

@@ -19,8 +19,8 @@ Evaluate = Callable[[int, nn.Module], Mapping[str, float]]
 def own_figures(evaluate: Evaluate, round: int, module: nn.Module, taken: Collection[str] = ()) -> dict[str, float]:
     """The figures of a user's function for the model after a round.
 
-    It sees only the released model, so on public data its figures cost no privacy. On private data no budget covers
-    them.
+    The function sees only the released model, so on public data its figures cost no privacy. On private data no budget
+    covers them.
 
     Args:
         evaluate: the function.
@@ -29,7 +29,7 @@ def own_figures(evaluate: Evaluate, round: int, module: nn.Module, taken: Collec
         taken: names of other figures.
 
     Raises:
-        ConfigError: the function fails, or returns something other than finite numbers by name, or a name that is
+        ConfigError: the function fails, returns something other than finite numbers by name, or uses a name that is
             taken.
 
     Example:

@@ -18,7 +18,7 @@ from fedlgm.tasks.set_metrics import Metric
 
 
 class AUC(NamedTuple):
-    """An AUC and its interval, of 95 % unless asked otherwise; all NaN if the targets are of one class.
+    """An AUC and its interval, which is 95 % by default; all NaN if the targets are of one class.
 
     Example:
         >>> AUC(0.9, 0.8, 0.95).low
@@ -31,7 +31,7 @@ class AUC(NamedTuple):
 
 
 def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
-    """Probability that a row of class 1 has a higher score than one of class 0, ties counted half.
+    """Probability that a row of class 1 has a higher score than a row of class 0, where ties count half.
 
     The interval is normal on the scale of the logit, so it stays within [0, 1]. If the classes are separated, the
     variance is 0; the interval then reaches down to 1 - 3 / m, with m the smaller class (the rule of three).

@@ -47,7 +47,7 @@ class RealTargets(Task):
 
 
 class Regression(RealTargets):
-    """Squared, absolute or Huber loss of real-valued outputs; root mean squared and mean absolute error.
+    """Squared, absolute or Huber loss of real-valued outputs, with root mean squared and mean absolute error.
 
     Targets are float32 [n] or [n, ...]; outputs have their shape (for targets [n] also [n, 1]). The loss of an example
     with several targets is the mean over them.

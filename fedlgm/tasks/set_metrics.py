@@ -20,7 +20,7 @@ def checked(metrics: Any) -> dict[str, Metric]:
     """Metrics by name.
 
     Raises:
-        ConfigError: not a mapping of names to functions.
+        ConfigError: the metrics are not a mapping of names to functions.
 
     Example:
         >>> checked({"auc": 0.5})
@@ -49,7 +49,7 @@ def over_the_set(
         finite: whether to refuse NaN and infinity.
 
     Raises:
-        ConfigError: a function fails or does not return a number; with `finite` also a value that is not finite.
+        ConfigError: a function fails or does not return a number, or with `finite` returns one that is not finite.
 
     Example:
         >>> over_the_set({"largest": lambda outputs, targets: outputs.max()}, [(torch.ones(2, 1), torch.zeros(2))])

@@ -24,16 +24,16 @@ def fastest(
     """Time every trainer on the same clients.
 
     Args:
-        trainers: makers of the trainers, by name; the first is preferred unless another is at least a tenth faster.
-            A trainer that refuses the model, as the vectorised one may, is skipped.
+        trainers: makers of the trainers, by name. The first is preferred unless another is at least a tenth faster. A
+            trainer that refuses the model, as the vectorised one may, is skipped.
         model: the global model [D].
         tasks: makes a new typical block of clients for each run.
         repeats: timed runs of each trainer, in turn, after a warm-up run (which also compiles).
-        blocks: number of blocks to come, among which the warm-up time is divided.
+        blocks: number of future blocks, over which the warm-up time is divided.
         clock: seconds, from any start.
 
     Returns:
-        The winner's name and seconds per block of each.
+        The winner's name, and the seconds per block of each trainer.
     """
     made = {name: make() for name, make in trainers.items()}
     preferred = next(iter(made))

@@ -1,4 +1,4 @@
-"""FedProx: every local step is pulled towards the global model (Li et al. 2020, arXiv 1812.06127, equation 2)."""
+"""FedProx, which pulls every local step towards the global model (Li et al. 2020, arXiv 1812.06127, equation 2)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Proximal:
 class FedProx(_Proximal, SequentialTrainer):
     """`SequentialTrainer` with the proximal term.
 
-    Privacy is that of plain training, because every update is bounded afterwards.
+    Privacy is that of plain training, because every update is bounded after training.
 
     Args:
         arguments: see `SequentialTrainer`.
@@ -35,7 +35,7 @@ class FedProx(_Proximal, SequentialTrainer):
         options: see `SequentialTrainer`.
 
     Raises:
-        ConfigError: `mu` outside its range.
+        ConfigError: `mu` is outside its range.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""How clients train, by name: `get`, `names`, `register`.
+"""Kinds of local training by name: `get`, `names`, `register`.
 
     kind = kinds.get("fedprox", mu=0.01)
     trainer = kind.sequential(module, layers, settings, device="cpu", task=task)
@@ -28,12 +28,13 @@ MakesTrainer = Callable[..., Trainer]
 
 @dataclass(frozen=True)
 class TrainerKind:
-    """Makers of one kind of trainer.
+    """The functions that build one kind of trainer.
 
     Attributes:
         sequential: (module, layers, settings, *, device, task) -> `Trainer`, one client after another; the reference.
-        vectorized: the same with `width` and `compile`: many clients at once; None if there is no such trainer.
-        native: as `sequential`, by the compiled kernel; None if there is no such trainer.
+        vectorized: the same maker with `width` and `compile`, for many clients at once; None if there is no such
+            trainer.
+        native: the same maker as `sequential`, for the compiled kernel; None if there is no such trainer.
 
     Example:
         >>> TrainerKind(SequentialTrainer).vectorized is None
@@ -46,7 +47,7 @@ class TrainerKind:
 
 
 PLAIN = TrainerKind(SequentialTrainer, VectorizedTrainer, NativeTrainer)
-"""Minibatch SGD or Adam, as [training] says."""
+"""Minibatch SGD or Adam with the settings of [training]."""
 
 _PASSED = ("device", "task")
 _KINDS: dict[str, TrainerKind] = {
@@ -58,7 +59,7 @@ _KINDS: dict[str, TrainerKind] = {
 
 
 def names() -> tuple[str, ...]:
-    """Names of the trainers besides the plain one.
+    """Names of all trainers except the plain one.
 
     Example:
         >>> "fedprox" in names()
@@ -89,10 +90,10 @@ def register(name: str, sequential: MakesTrainer, vectorized: MakesTrainer | Non
 
 
 def options_of(trainer: str) -> tuple[str, ...]:
-    """Option names of a trainer: its maker's keywords besides `device` and `task`.
+    """Option names of a trainer, which are its maker's keywords except `device` and `task`.
 
     Raises:
-        ConfigError: unknown.
+        ConfigError: the trainer is unknown.
 
     Example:
         >>> options_of("fedprox")

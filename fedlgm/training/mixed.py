@@ -1,4 +1,4 @@
-"""Training in mixed precision: the model computes in bfloat16, weights and updates stay float32."""
+"""Training in mixed precision: the model computes in bfloat16, while weights and updates stay float32."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedlgm.training.sequential import Autograd, SequentialTrainer
 class MixedPrecisionTrainer(SequentialTrainer):
     """`SequentialTrainer` whose forward and backward passes run under bfloat16 autocast; the loss is float32.
 
-    bfloat16 has the range of float32, so losses need no scaling. The update is float32 and is bounded like any other:
-    precision changes no guarantee.
+    bfloat16 has the range of float32, so losses need no scaling. The update is float32 and is bounded like any other,
+    so precision changes no guarantee.
 
     Args:
         module: see `SequentialTrainer`.

@@ -1,7 +1,7 @@
 """SGD and Adam over one flat vector, with the operations of torch's optimizers.
 
-torch's objects make the same steps at twice the cost for a small model, and their import of `torch._dynamo`
-takes every process two seconds.
+torch's objects make the same steps at twice the cost for a small model, and their import of `torch._dynamo` takes
+every process two seconds.
 """
 
 from __future__ import annotations

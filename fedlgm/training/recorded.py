@@ -1,4 +1,4 @@
-"""The gradients of a step as one CUDA graph: a GPU gets all kernels of the step in a single launch."""
+"""The gradients of a step as one CUDA graph, so that a GPU gets all kernels of the step in a single launch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _WARM_UP = 3  # calls before the recording, in which libraries choose kernels an
 class Recorded:
     """Calls a function of tensors by replaying its kernels, with equal bits.
 
-    The hundreds of kernels of a small model's step take the processor longer to launch than the GPU needs to run them
-    (docs/results/gpu.md). The graph belongs to the shapes of the last call; other shapes are recorded again.
+    For the hundreds of kernels of a small model's step, the processor needs longer to launch them than the GPU to run
+    them (docs/results/gpu.md). The graph belongs to the shapes of the last call; other shapes are recorded again.
 
     Args:
         function: launches the same kernels whenever its arguments have the same shapes, and never waits for the device.

@@ -14,11 +14,11 @@ from fedlgm.training.base import ClientTask
 class Schedule:
     """Batches of unequal clients, padded to one shape: `rows` clients of `size` examples in every step.
 
-    The shape must not depend on the clients in the batch: torch picks its kernels by shape, and rounding that depends
-    on other clients would grow over the steps until one client changes another's contribution, which no clip bound
-    covers.
+    The shape must not depend on the clients in the batch. torch selects its kernels by shape, and rounding that
+    depends on other clients would grow over the steps until one client changes another's contribution, which no clip
+    bound covers.
 
-    The examples go to the device once, unpadded; every step gathers its own. Nothing waits for the device.
+    The examples go to the device once, unpadded, and every step gathers its own. Nothing waits for the device.
 
     Attributes:
         steps: steps of the longest client.
@@ -38,7 +38,7 @@ class Schedule:
             orders: their examples' order in every epoch, [epochs, n] each.
             rows: clients in the padded batch; those without a task read the first client's examples, masked.
             size: examples of a step.
-            device: where the steps are taken.
+            device: device of the steps.
         """
         batches = [-(-order.shape[1] // size) for order in orders]
         steps = np.array([len(order) * count for order, count in zip(orders, batches, strict=True)])

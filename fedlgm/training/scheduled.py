@@ -16,8 +16,8 @@ from fedlgm.training.sequential import SequentialTrainer
 class ScheduledTrainer(SequentialTrainer):
     """`SequentialTrainer` whose rate in local step t of n is `training.lr` times the schedule's factor.
 
-    A client's number of steps follows from its own data and stays with it; its update is bounded like any other, so a
-    schedule changes no guarantee. Over rounds, `federation.server_schedule` scales the server's step instead.
+    A client's number of steps follows from its data and does not leave it. Its update is bounded like any other, so a
+    schedule changes no guarantee. `federation.server_schedule` scales the server's step over rounds.
 
     Args:
         arguments: see `SequentialTrainer`.
@@ -25,7 +25,7 @@ class ScheduledTrainer(SequentialTrainer):
         options: see `SequentialTrainer`.
 
     Raises:
-        ConfigError: an unknown schedule.
+        ConfigError: the schedule is unknown.
 
     Example:
         >>> import torch

@@ -24,15 +24,15 @@ from fedlgm.training.stack import Stack
 class SequentialTrainer:
     """Trains clients one by one in one resident model.
 
-    Parameters and gradients live in two flat vectors that the model shares, so that setting the model, stepping and
-    taking the difference are single operations for any number of tensors.
+    Parameters and gradients are in two flat vectors that the model shares, so setting the model, stepping and taking
+    the difference are single operations for any number of tensors.
 
     Args:
-        module: the model, float32; it is changed by the trainer.
+        module: the model, float32; the trainer changes it.
         layers: its layer table.
         settings: local training.
-        device: where to train; updates stay there.
-        task: owns the loss; None is classification.
+        device: device of the training; updates stay there.
+        task: task with the loss; None is classification.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Autograd:
     """Mean loss of any module, differentiated by autograd.
 
     Args:
-        module: outputs for a batch.
+        module: a module that returns outputs for a batch.
         gradients: a tensor for the gradient of every trained parameter, by the parameter's name.
-        task: owns the loss.
+        task: task with the loss.
     """
 
     def __init__(self, module: nn.Module, gradients: Mapping[str, Tensor], task: Task) -> None:
@@ -126,7 +126,7 @@ class Gradients:
         module: see `Autograd`.
         gradients: see `Autograd`.
         task: see `Autograd`.
-        device: where the module is.
+        device: device of the module.
     """
 
     def __init__(self, module: nn.Module, gradients: Mapping[str, Tensor], task: Task, device: torch.device) -> None:

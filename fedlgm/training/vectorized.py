@@ -33,17 +33,18 @@ Gradients = Callable[[dict[str, Tensor], Inputs, Tensor, Tensor], dict[str, Tens
 class VectorizedTrainer:
     """Trains up to `width` clients at once.
 
-    Agrees with `SequentialTrainer` to rounding: the same batches in the same order, the same optimizer. On a CUDA
-    device the kernels of a step are recorded once and replayed (`fedlgm.training.recorded`).
+    The result agrees with `SequentialTrainer` up to rounding, with the same batches in the same order and the same
+    optimizer. On a CUDA device the kernels of a step are recorded once and replayed (`fedlgm.training.recorded`).
 
     Args:
         module: the model, float32; only its structure is used.
         layers: its layer table.
         settings: local training.
-        width: clients trained at once; halved permanently when a batch does not fit into memory.
-        compile: compile the step with `torch.compile`; without a working compiler it runs uncompiled, with one warning.
-        device: where to train; updates stay there.
-        task: owns the loss; None is classification.
+        width: clients trained at once; halved permanently if a batch does not fit into memory.
+        compile: compile the step with `torch.compile`; without a working compiler it runs uncompiled, with one
+            warning.
+        device: device of the training; updates stay there.
+        task: task with the loss; None is classification.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Which mechanism suits a model: scores from public examples, without a run and without budget."""
+"""Advice on the mechanism for a model: scores from public examples, without a run and without budget."""

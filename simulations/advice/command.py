@@ -29,7 +29,7 @@ def recommend(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recommend a mechanism for a recipe's model from public examples only; reads no private example."""
+    """Recommend a mechanism for a recipe's model from public examples only."""
     from simulations.advice.recommend import recommend as recommending
 
     found = recommending(recipe, public=public, examples=examples, overrides=overrides or ())
@@ -37,7 +37,7 @@ def recommend(
 
 
 def tables(found: Advice) -> Group:
-    """Rules, layers, a picture, and the advice."""
+    """Tables of rules and layers, a picture, and the advice."""
     from rich.console import Group
     from rich.markup import escape
     from rich.text import Text
@@ -74,7 +74,7 @@ def tables(found: Advice) -> Group:
 
 
 def forecast_lines(found: Advice) -> list[str]:
-    """The accuracy to expect over epsilon, and how far it may be off."""
+    """Lines with the expected accuracy over epsilon, and its error."""
     from simulations.advice.forecast import REACH
 
     if not found["forecasts"]:

@@ -1,7 +1,7 @@
-"""Accuracy to expect, by rehearsal: training on public examples with the noise of a run.
+"""Forecasts of a run's accuracy from rehearsals, which train on public examples with the noise of the run.
 
-In every round as many public clients as a cohort has train, the plan bounds their updates, noise of the standard
-deviation that the run adds to the mean is added, and the run's server step is made. The accuracy on held-out public
+In every round of a rehearsal, as many public clients as a cohort has train. The plan bounds their updates, the mean
+receives noise of the run's standard deviation, and the run's server step follows. The accuracy on held-out public
 examples is the forecast. No private example is read. docs/results/recommend.md compares forecasts with runs.
 """
 
@@ -32,9 +32,9 @@ from simulations.config.assembly import Assembly
 from simulations.config.decided import decided
 
 ERROR = 0.075
-"""Largest error of the kept forecasts, as a share of 1. They are of seven settings on one data set (digits): if an
-eighth is exchangeable with them, its forecasts are at most so far off with a probability of 7/8. Nothing else is
-calibrated."""
+"""Largest error of the kept forecasts, as a fraction. The forecasts cover seven settings on one data set (digits). If
+an eighth setting is exchangeable with them, the error of its forecasts stays within this bound with probability 7/8.
+No other statement about the error is calibrated."""
 REACH = (
     f"the range is the largest error, {100 * ERROR:g} points, of forecasts for seven settings on digits, each at its "
     "best learning rate; elsewhere the error is not known"
@@ -45,10 +45,9 @@ SEED = 1
 """Seed of the kept forecasts."""
 _MOST_CLIENTS = 100
 _LEAST_CLIENTS = 10
-"""Clients that a rehearsed round trains at most, and at least where the run has more. The noise on the mean is always
-that of the run."""
+"""Most and fewest clients that a rehearsed round trains; a smaller cohort is trained whole. The noise is the run's."""
 _MOST_PASSES = 90_000
-"""Passes over an example of one rehearsal at most: a few seconds of one core for small models."""
+"""Most passes over an example in one rehearsal: a few seconds of one core for small models."""
 _OF_ALL = 8  # a rehearsal makes at most this fraction of the operations of the advice
 
 
@@ -60,7 +59,7 @@ class Rehearsals:
         seed: seed of clients, cohorts, orders and noise.
 
     Raises:
-        ConfigError: no rehearsal stands for such a run; the message says why.
+        ConfigError: a rehearsal cannot represent such a run; the message says why.
     """
 
     def __init__(self, setting: Setting, seed: int = SEED) -> None:
@@ -80,7 +79,7 @@ class Rehearsals:
         self._trainer = _trainer(self._assembly, division)
 
     def _clients_of_a_round(self, facts: RunFacts) -> int:
-        """As many as the run has, or as are affordable; refuses fewer than a mean can be taken of."""
+        """The number of clients that the run has, or else the number that is affordable, if that is at least ten."""
         recipe, wanted = self._assembly.recipe, facts.sampling.expected
         each = recipe.federation.rounds * max(self._share, 1.0) * recipe.training.epochs
         passes = min(_MOST_PASSES, OPERATIONS / _OF_ALL / operations(self._assembly))
@@ -96,10 +95,10 @@ class Rehearsals:
 
         Args:
             mechanism: bounds and noise of the run.
-            facts: of the run, with its noise multiplier.
+            facts: facts of the run, with its noise multiplier.
 
         Raises:
-            ConfigError: it takes too long, or the mechanism's rounds differ.
+            ConfigError: the rehearsal takes too long, or the mechanism's rounds differ.
         """
         if mechanism.name not in ("gaussian", *allocation.names()):
             raise ConfigError(f"rehearsals are for rules that fix the split of the noise, not for {mechanism.name}")

@@ -1,4 +1,4 @@
-"""Public examples for the advice: given ones, a recipe's test examples, or synthetic ones."""
+"""Public examples for the advice: given by the caller, a recipe's test examples, or synthetic."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from simulations.config.named_sections import Data
 from simulations.config.recipe import Recipe
 
 SYNTHETIC = 2048
-"""Examples that are made up where none are given."""
+"""Number of synthetic examples, which are used if none are given."""
 MOST = 20_000
-"""Examples that are used at most."""
+"""Largest number of examples that are used."""
 _HELD_OUT = 4  # one example in so many measures, the others train
 
 
@@ -29,7 +29,7 @@ class PublicExamples:
     """Public examples in two parts.
 
     Attributes:
-        data: examples in place of the clients' (train) and examples to measure losses on (test).
+        data: examples that replace the clients' (train) and examples on which losses are measured (test).
         source: their origin, in words.
     """
 
@@ -38,7 +38,7 @@ class PublicExamples:
 
 
 def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | None) -> PublicExamples:
-    """The examples that `public` names, shuffled and cut in two.
+    """The examples that `public` names, shuffled and divided into two parts.
 
     Args:
         recipe: the recipe.
@@ -50,7 +50,7 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
 
     Raises:
         ConfigError: there are no synthetic examples for the task.
-        DataError: fewer than 16 examples, or targets that the task does not take.
+        DataError: there are fewer than 16 examples, or the task does not take the targets.
     """
     section = recipe.data
     if public is None:
@@ -83,7 +83,7 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
 
 
 def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
-    """Shapes, classes, test examples and number of clients of data given as objects; no training example.
+    """Shapes, classes, test examples and number of clients of data given as objects, without training examples.
 
     Args:
         given: data as for `simulate`; None for a recipe's own.
@@ -136,7 +136,7 @@ def _test_part(recipe: Recipe) -> DataSet:
 
 
 def of_public(recipe: Recipe) -> Recipe:
-    """The recipe without the name and the place of its data, so objects made from it cannot read them."""
+    """The recipe without the name and the folder of its data, so that objects made from it cannot read them."""
     section = recipe.data
     scheme, options = section.partition, section.options
     if scheme == "natural" or is_object(scheme) or is_reference(scheme):

@@ -33,11 +33,11 @@ from simulations.config.recipe import Overrides, Recipe
 from simulations.figures import Figures
 
 FLAT = "gaussian"
-"""The rule that others are compared with: one bound for the whole contribution."""
+"""The rule with which others are compared: one bound for the whole contribution."""
 RULES = tuple(rule for rule in allocation.names() if rule != "max-snr-sum")
-"""Rules that are scored; max-snr-sum releases one layer alone, which the score of a single round cannot judge."""
+"""The scored rules. max-snr-sum releases only one layer, which the score of a single round cannot judge."""
 STAGES = (0.3, 0.6, 0.9)
-"""Models that are scored: when this share of the warm-up's fall of the held-out loss is reached."""
+"""The scored models, by the share of the warm-up's total decrease of the held-out loss that they have reached."""
 _AT_CHANCE = 0.95  # share of the loss of a constant prediction that a warm-up has to get below
 
 
@@ -80,32 +80,32 @@ def recommend(
     examples: int | None = None,
     **options: Any,
 ) -> Recommendation:
-    """Score allocation rules on public examples; no private example is read and no budget is spent.
+    """Score allocation rules on public examples, without reading a private example or spending budget.
 
-    For each rule and a few models of a short warm-up on the public examples: (-gradient . mean bounded update)^2 over
-    sum_l trace(H_l) (sigma_l / (q N))^2, relative to the flat Gaussian mechanism at the same bound. The
-    score assumes that each rule gets its own server learning rate. docs/results/recommend.md says how well it predicts
-    runs.
+    The score is computed for each rule and a few models of a short warm-up on the public examples. It is (-gradient .
+    mean bounded update)^2 over sum_l trace(H_l) (sigma_l / (q N))^2, relative to the flat Gaussian mechanism at the
+    same bound. It assumes that each rule gets its own server learning rate. docs/results/recommend.md compares
+    predictions with runs.
 
     Args:
-        recipe: as for `simulate`: it gives population, sampling, local training, bound and budget.
+        recipe: as for `simulate`; it gives population, sampling, local training, bound and budget.
         model: as for `simulate`.
         data: as for `simulate`; only shapes and test examples are read.
-        public: examples to compute on: "test" (the recipe's test examples), the name of a data set, such as
-            "digits/public", or a `DataSet` or mapping, whose training examples are public; or (x [n, ...], y [n, ...]).
-            None generates examples of the right shape, with a warning.
+        public: examples for the computation: "test" (the recipe's test examples), the name of a data set, such as
+            "digits/public", or a `DataSet` or mapping, whose training examples are public; or (x [n, ...],
+            y [n, ...]). None generates examples of the right shape, with a warning.
         task: as for `simulate`.
         overrides: as for `simulate`.
-        examples: number of training examples of all clients together, if public; not needed for a bundled set.
+        examples: number of training examples of all clients together, if it is public; not needed for a bundled set.
         options: unknown arguments, which are refused with the recipe key that may be meant.
 
     Returns:
-        Scores, advice, and per layer sizes, norms and suggested bounds. The same on every call.
+        Scores, advice, and sizes, norms and suggested bounds of the layers. Repeated calls return the same result.
 
     Raises:
-        ConfigError: the warm-up did not get beyond chance, so that its models are not representative; or a mechanism
-            without noise.
-        DataError: public examples that do not fit.
+        ConfigError: the warm-up did not get beyond chance, so its models are not representative; or the mechanism has
+            no noise.
+        DataError: the public examples do not fit.
 
     Example:
         >>> import simulations

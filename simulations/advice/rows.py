@@ -10,8 +10,8 @@ class StageRow(TypedDict):
 
     Attributes:
         steps: steps made so far.
-        metrics: figures on held-out public examples.
-        initial_loss: loss of the initial model on them.
+        metrics: metrics on held-out public examples.
+        initial_loss: loss of the initial model on the same examples.
         ratios: score of each rule over that of the flat Gaussian.
     """
 
@@ -25,12 +25,12 @@ class LayerAdvice(TypedDict):
     """One layer.
 
     Attributes:
-        layer: its name.
+        layer: name of the layer.
         size: d_l.
         norm: median l2 norm of a unit's unbounded contribution, over units and stages.
         trace: curvature, trace(H_l), mean over the stages.
-        suggested_bound: a public norm for clip = "med", norms = "public"; the bounds' total l2 norm is the median norm
-            of a whole contribution.
+        suggested_bound: a public norm for clip = "med", norms = "public". The total l2 norm of these bounds is the
+            median norm of a whole contribution.
     """
 
     layer: str
@@ -41,11 +41,11 @@ class LayerAdvice(TypedDict):
 
 
 class ForecastRow(TypedDict):
-    """The accuracy to expect at one budget.
+    """The expected accuracy at one budget.
 
     Attributes:
         epsilon: the budget, at the recipe's delta.
-        accuracy: of a rehearsal on held-out public examples, in [0, 1].
+        accuracy: accuracy of a rehearsal on held-out public examples, in [0, 1].
         low, high: accuracies within the largest error of the kept forecasts.
     """
 
@@ -61,22 +61,22 @@ class Advice(TypedDict):
     Attributes:
         recipe: name of the recipe.
         unit: "client" or "example".
-        public: the examples that were used.
-        advice: what to use, in a sentence.
+        public: description of the examples.
+        advice: recommendation in a sentence.
         scores: score of each rule over that of the flat Gaussian, geometric mean over the stages.
         stages: the models of the warm-up.
         layers: the model's layers.
         noise_multiplier: z of a release, over the bound.
-        noise_on_mean: z sqrt(k) / (q N), the noise std on the mean update over the bound, with the noise of k releases
+        noise_on_mean: z sqrt(k) / (q N), the noise std on the mean update over the bound, for the noise of k releases
             in a sum of q N contributions.
         bound: the bound S that was scored.
         suggested_bound: median norm of a whole unbounded contribution.
         examples_per_client: mean number of the run's examples per client.
-        assumed: whether that number was unknown and set to one batch.
-        forecast_rule: the rule of the forecasts: the one that is advised.
-        forecasts: accuracies to expect over epsilon; empty if there are none.
-        no_forecast: why there are none; empty if there are some.
-        private_examples_read: 0.
+        assumed: whether this number was unknown and set to one batch.
+        forecast_rule: rule of the forecasts, which is the advised one.
+        forecasts: expected accuracies over epsilon; empty if there are none.
+        no_forecast: reason why there are none; empty if there are some.
+        private_examples_read: number of private examples read, always 0.
     """
 
     recipe: str

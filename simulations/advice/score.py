@@ -1,9 +1,9 @@
 """Ratio of progress to noise of every rule at one model.
 
-A round moves the model by eta (m + e): m is the mean of the bounded contributions, e noise of standard deviation
-sigma_l / (q N) in layer l. To second order the loss changes by eta g.m + eta^2 / 2 (m'Hm + sum_l trace(H_l) (sigma_l /
-(q N))^2). If noise outweighs the term m'Hm, the best eta gains (g.m)^2 / (2 sum_l trace(H_l) (sigma_l / (q N))^2); this
-is the score of a rule, up to the factor 2.
+A round moves the model by eta (m + e), where m is the mean of the bounded contributions and e is noise of standard
+deviation sigma_l / (q N) in layer l. To second order the loss changes by eta g.m + eta^2 / 2 (m'Hm + sum_l trace(H_l)
+(sigma_l / (q N))^2). If noise outweighs the term m'Hm, the best eta gains (g.m)^2 / (2 sum_l trace(H_l) (sigma_l / (q
+N))^2). Up to the factor 2 this is the score of a rule.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from simulations.advice.units import gradient_of
 from simulations.config.assembly import Assembly
 
 _STEP = 1e-3
-"""Length of the difference by which second derivatives are taken, per coordinate."""
+"""Length of the difference for second derivatives, per coordinate."""
 _LEAST = 1e-3
-"""Least curvature of a layer, as a share of the mean over the layers: estimates may fall below 0."""
+"""Least curvature of a layer as a share of the mean over the layers, because estimates may be negative."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Curvature:
     """The loss on held-out public examples around a model.
 
     Attributes:
-        metrics: the task's figures.
+        metrics: metrics of the task.
         gradient: [D].
-        traces: trace(H_l) of each layer, estimated, at least a thousandth of their mean in size; float64 [K].
+        traces: estimates of trace(H_l) of each layer, at least a thousandth of their mean in size; float64 [K].
     """
 
     metrics: dict[str, float]
@@ -69,8 +69,8 @@ class Landscape:
     def at(self, model: Tensor) -> Curvature:
         """Gradient and curvature at a model [D].
 
-        trace(H_l) is the mean of v_l.(Hv)_l over random signs v (Hutchinson 1989), Hv being a central difference of
-        gradients: models need no second derivatives.
+        trace(H_l) is the mean of v_l.(Hv)_l over random signs v (Hutchinson 1989). Hv is a central difference of
+        gradients, so models need no second derivatives.
         """
         metrics, gradient = self.metrics(model), self._gradient(model)
         generator, sums = torch.Generator().manual_seed(0), np.zeros(len(self._layers))

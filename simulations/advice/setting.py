@@ -1,4 +1,4 @@
-"""A recipe over public examples only, and the facts of its run."""
+"""A recipe over public examples, and the facts of its run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Setting:
     """Settings that are fixed before the computation.
 
     Attributes:
-        assembly: the recipe's objects over public examples alone.
+        assembly: objects of the recipe over public examples.
         facts: the run's facts, at the multiplier of its budget.
         share: mean number of examples of a client.
-        assumed: whether that number is unknown and set to one batch.
+        assumed: whether this number is unknown and set to one batch.
     """
 
     assembly: Assembly

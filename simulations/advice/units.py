@@ -28,7 +28,7 @@ from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
 
 CLIENTS = 48
-"""Clients that are trained at a stage at most."""
+"""Largest number of clients that are trained at a stage."""
 
 
 class Units(ABC):
@@ -62,7 +62,7 @@ class Units(ABC):
 
 
 class Clients(Units):
-    """Clients that train on public examples, divided among them as the recipe divides its own.
+    """Clients that train on public examples, which the recipe's partition divides among them.
 
     Args:
         assembly: see `Units`.
@@ -90,7 +90,7 @@ class Clients(Units):
         )
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """See `Units`: the clients' optimizer, on the examples of all of them."""
+        """See `Units`; the optimizer is that of the clients, on the examples of all of them."""
         return self._step(model, rows)
 
     def observe(self, model: Tensor, methods: Sequence[Method]) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
@@ -128,7 +128,7 @@ class Examples(Units):
         self._rows = torch.arange(self.warming, len(self.y))[: max(64, min(2048, most // 8))]
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """See `Units`: steps on sums bounded as a whole, as DP-SGD makes them."""
+        """See `Units`; steps are on sums bounded as a whole, as in DP-SGD."""
         clip = FlatClip(float(getattr(self.assembly.mechanism, "bound", 1.0)))
         sums = (self._gradients.sum(inputs.take(self.x, batch), self.y[batch], clip) for batch in rows)
         gradients = (found.total.float() / len(batch) for found, batch in zip(sums, rows, strict=True))

@@ -1,16 +1,16 @@
-"""From scores to a sentence."""
+"""The sentence of advice that follows from scores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 BETTER, WORSE = 1.2, 0.33
-"""Ratios above and below which a rule is called better or worse than the flat one; docs/results/recommend.md says on
-what measurements they rest."""
+"""Ratios above and below which a rule is called better or worse than the flat one. docs/results/recommend.md has the
+measurements behind them."""
 
 
 def advised(scores: Mapping[str, float]) -> str:
-    """The rule to use: the best one where it is better than the flat one by enough, else "gaussian".
+    """The advised rule: the best one if it is sufficiently better than the flat one, otherwise "gaussian".
 
     Example:
         >>> advised({"gaussian": 1.0, "uniform": 1.9}), advised({"gaussian": 1.0, "uniform": 1.1})

@@ -1,4 +1,4 @@
-"""The amount of computation for advice, bounded by operations, so that it is the same on every machine."""
+"""The amount of computation for advice, limited by operations, so that it is the same on every machine."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from simulations.advice.units import gradient_of
 from simulations.config.assembly import Assembly
 
 OPERATIONS = 3e11
-"""Floating-point operations of all passes together: some twenty seconds of one core."""
+"""Floating-point operations of all passes together, which take some twenty seconds of one core."""
 PASSES = 120_000
-"""Passes over an example at most, for small models, which are bound by other things than arithmetic."""
+"""Largest number of passes over an example for small models, for which arithmetic does not limit the speed."""
 STEPS = 512
-"""Steps of a warm-up at most."""
+"""Largest number of steps of a warm-up."""
 LEAST_PASSES = 1000
-"""Passes over an example below which no warm-up leaves chance."""
+"""Number of passes over an example below which no warm-up gets beyond chance."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Amount of computation that a model's size allows.
+    """Amount of computation that a model's size permits.
 
     Attributes:
         steps: steps of the warm-up.
@@ -49,7 +49,7 @@ class Work:
         """The work for a recipe's model.
 
         Raises:
-            ConfigError: a model so large that there are too few passes for a warm-up.
+            ConfigError: the model is so large that there are too few passes for a warm-up.
         """
         found, model = assembly.dataset, assembly.recipe.model.name
         each = operations(assembly)

@@ -1,4 +1,4 @@
-"""`fedlgm apply`: coordinate descent and PCA. Heavy imports happen inside the commands."""
+"""`fedlgm apply` for coordinate descent and PCA. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Coordinate descent and PCA as real federations: the same strategy, client and ledger as a model's training.
+"""Coordinate descent and PCA as real federations, with the strategy, client and ledger of a model's training.
 
 A run's folder holds settings.toml, metrics.jsonl, ledger.sqlite, result.json and a picture. Figures that compare with
-the non-private optimum look at the data again: they are diagnostics for a simulation and are marked as such.
+the non-private optimum use the data again: they are diagnostics for a simulation and are marked as such.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RowSource:
 
     Attributes:
         x: all rows, float64 [N, K].
-        y: their targets, float64 [N].
+        y: targets of the rows, float64 [N].
         members: row numbers of each client.
     """
 
@@ -65,7 +65,7 @@ class RowSource:
 
     @classmethod
     def deal(cls, x: Array, y: Array, clients: int, keys: KeyRing) -> RowSource:
-        """Deal the rows out to `clients` clients at random, as evenly as possible; some may get none."""
+        """Divide the rows among `clients` clients at random, as evenly as possible; some clients may get none."""
         order = keys.numpy_generator(Purpose.PARTITION).permutation(len(y))
         return cls(torch.from_numpy(x), torch.from_numpy(y), tuple(np.array_split(order, clients)))
 
@@ -98,8 +98,8 @@ def federate(
         optimizer: the server's step.
         rounds: number of rounds.
         relation: neighbouring relation of one row.
-        keys: noise.
-        ledger: charged before each release.
+        keys: source of the noise.
+        ledger: ledger that is charged before each release.
         on_model: called with each finished round's number and model.
 
     Returns:
@@ -133,10 +133,10 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> di
         out: folder to create for the run; without it nothing is kept.
 
     Returns:
-        The summary: budget spent, guarantee, errors, and the objective after each pass.
+        The summary: spent budget, guarantee, errors, and the objective after each pass.
 
     Raises:
-        ConfigError, DataError, PrivacyError, RunError: with one clear message.
+        ConfigError, DataError, PrivacyError, RunError: a setting cannot be used; the message says why.
     """
     data = load_tabular(settings.data, scaling=settings.scaling)
     x, y, rows = data.features, data.targets, len(data.targets)
@@ -199,7 +199,7 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> di
 
 
 def principal_components(settings: PcaSettings, out: Path | None = None) -> dict[str, Any]:
-    """Private PCA over a federation of row holders: one release. Arguments and errors as in `coordinate_descent`."""
+    """Private PCA over a federation of row holders, in one release; arguments as for `coordinate_descent`."""
     keys = KeyRing.from_seed(settings.seed)
     x, truth = _pca_rows(settings, keys)
     rows, dimension = x.shape

@@ -1,4 +1,4 @@
-"""Settings of the applications: separate small TOML files, checked like recipes."""
+"""Settings of the applications in separate small TOML files, which are checked like recipes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Settings(BaseModel):
 
     Attributes:
         epsilon: budget of the whole run.
-        delta: its delta; default: 0 for Laplace noise and 1/N^2 of N rows for Gaussian noise.
+        delta: delta of the budget; default: 0 for Laplace noise and 1/N^2 of N rows for Gaussian noise.
         clients: number of clients among which the rows are divided.
         seed: public seed of a simulation.
     """
@@ -40,7 +40,7 @@ class Settings(BaseModel):
         """Bundled defaults, overridden by the file `path`, overridden by "key=value" texts or a mapping.
 
         Raises:
-            ConfigError: no such file, not TOML, an unknown key or a value out of range.
+            ConfigError: the file does not exist or is not TOML, a key is unknown, or a value is out of range.
         """
         raw = read_toml(_BUNDLED / f"{default}.toml") | ({} if path is None else read_toml(path))
         raw |= settings(overrides)
@@ -65,7 +65,7 @@ class Settings(BaseModel):
         return self
 
     def delta_of(self, rows: int) -> float:
-        """The delta to be met on `rows` rows."""
+        """The delta for `rows` rows."""
         if self.delta is not None:
             return self.delta
         return 0.0 if self.pure else 1 / rows**2
@@ -80,7 +80,7 @@ class DescentSettings(Settings):
 
     Attributes:
         data: set of `applications.datasets`.
-        scaling: its scaling.
+        scaling: scaling of the set.
         rule: allocation of a pass's budget to the coordinates.
         family: law of the noise.
         relation: neighbouring relation of a row.

@@ -34,17 +34,17 @@ class ClassFinding:
         target: the class.
         distance: Frechet distance of reconstructions and private images of the class, in the features of a classifier
             trained on the test set, which the federation does not train on; comparable only under the same classifier.
-        floor: the same between two halves of the private images, as a perfect reconstruction would have.
-        nearest_class: the least distance of another class's images to them; a reconstruction above it is no better than
-            another class.
+        floor: distance between two halves of the private images, which a perfect reconstruction would have.
+        nearest_class: least distance of another class's images to the private images; a reconstruction above it is no
+            better than another class.
         agreement: share of reconstructions that the public classifier assigns to the class.
-        classifier_accuracy: accuracy of that classifier on held-out public images.
-        images: number of reconstructions, that of the private images of the class.
+        classifier_accuracy: accuracy of this classifier on held-out public images.
+        images: number of reconstructions, which equals that of the private images of the class.
         samples: reconstructions [n, C, H, W].
         private: private images of the class [n, C, H, W].
         result: summary of the attacked run.
         inception_distance: Frechet Inception distance of reconstructions and private images; None if not requested.
-        inception_floor: the same between two halves of the private images.
+        inception_floor: Inception distance between two halves of the private images.
     """
 
     target: int
@@ -99,15 +99,15 @@ def attack(
     Args:
         target: a recipe or a seeded run; its federation is run again.
         label: number or name of the class to reconstruct; by default the largest that other clients hold and the last
-            client does not.
-        settings: how the attacker trains.
-        classifier: measures distances; by default one is trained on the test set.
-        inception: measures Inception distances too.
+            client does not hold.
+        settings: settings of the attacker's training.
+        classifier: classifier that measures distances; by default one is trained on the test set.
+        inception: features for Inception distances.
         progress: called with (rounds done, total, description).
 
     Raises:
         ConfigError: the curious client holds the class, or no client does.
-        RunError: a run without a seed, whose models cannot be released again.
+        RunError: the run has no seed, so its models cannot be released again.
     """
     assembly = target.assembly(reconstructs=True)
     if target.folder is not None and target.recipe.run.seed is None:

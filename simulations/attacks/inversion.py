@@ -1,4 +1,4 @@
-"""`fedlgm attack inversion`: images of single clients from their updates, under several protections."""
+"""`fedlgm attack inversion`: reconstructs images of single clients from their updates under several protections."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _STEPS = 1000  # of the progress of one inversion
 
 @dataclass(frozen=True)
 class Protection:
-    """One way in which the update reaches the attacker.
+    """One form in which the update reaches the attacker.
 
     Attributes:
-        label: for tables and pictures.
+        label: label in tables and pictures.
         recipe: the recipe whose mechanism bounds and noises; None for the raw update.
     """
 
@@ -46,7 +46,7 @@ class Victim:
     """A client and its private images.
 
     Attributes:
-        client: number.
+        client: number of the client.
         x: images [n, C, H, W].
         y: labels [n].
         update: raw update [D].
@@ -63,11 +63,11 @@ class Finding:
     """An inversion of one victim under one protection.
 
     Attributes:
-        protection: its label.
+        protection: label of the protection.
         victim: the victim.
         found: the reconstruction.
         scores: SSIM and PSNR of every private image.
-        observation: what the attacker saw.
+        observation: the attacker's view.
         seen: the only layer that the attacker saw; None for all that are released.
     """
 
@@ -93,7 +93,7 @@ class Finding:
 
 
 def protections(recipe: Recipe, epsilons: Sequence[float], published: bool = False) -> list[Protection]:
-    """No protection, the recipe's mechanism at each budget, and its published variant if asked for.
+    """Protections: none, the recipe's mechanism at each budget, and its published variant on request.
 
     Args:
         recipe: the attacked recipe.
@@ -101,7 +101,7 @@ def protections(recipe: Recipe, epsilons: Sequence[float], published: bool = Fal
         published: whether to add the mechanism's published variant.
 
     Raises:
-        ConfigError: a mechanism without noise, or without a published variant.
+        ConfigError: the mechanism has no noise, or no published variant.
     """
     made = [Protection(UNPROTECTED, None)]
     if recipe.unit != "client":
@@ -123,15 +123,15 @@ def protections(recipe: Recipe, epsilons: Sequence[float], published: bool = Fal
 
 
 def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Module, list[Victim]]:
-    """Clients that hold at least `images` images, reduced to that many, with their raw updates.
+    """Clients that hold at least `images` images, reduced to this number, with their raw updates.
 
-    A recipe is attacked in its first round; a run in the round after its last.
+    A recipe is attacked in its first round, a run in the round after its last.
 
     Returns:
-        The federation's objects, the model that the clients start from, and the victims.
+        The federation's objects, the model from which the clients start, and the victims.
 
     Raises:
-        ConfigError: no client holds that many images.
+        ConfigError: no client holds this many images.
     """
     if count < 1 or images < 1:
         raise ConfigError(f"--victims and --images must be at least 1, got {count} and {images}")
@@ -158,11 +158,11 @@ def observe(protection: Protection, victim: Victim, layers: LayerTable, start: T
     """The attacker's view of the victim's update under a protection.
 
     Args:
-        protection: how the update is protected.
-        victim: whose update it is.
+        protection: protection of the update.
+        victim: owner of the update.
         layers: the model's layers, for an unprotected update.
-        start: the model that the victim started from [D].
-        keys: keys of the noise; every protection and victim draws its own.
+        start: the model from which the victim started [D].
+        keys: keys of the noise; every protection and victim draws its own noise.
     """
     if protection.recipe is None:
         return Observation.unprotected(layers, victim.update)
@@ -172,7 +172,7 @@ def observe(protection: Protection, victim: Victim, layers: LayerTable, start: T
 
 
 def client_plan(assembly: Assembly, update: Tensor, start: Tensor) -> ReleasePlan:
-    """The plan by which a client bounds and noises: the mechanism's, or a published variant's own for this update."""
+    """The plan with which a client bounds and noises: the mechanism's, or a published variant's for this update."""
     mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
     if isinstance(mechanism, UsesPrivateNorms):
         return mechanism.plan_from_private_norms(layers, facts, layers.norms(update).numpy()[None])

@@ -1,4 +1,4 @@
-"""Attacks on every run of a comparison, measured once and kept with the run."""
+"""Attacks on every run of a comparison, which are measured once and kept with the run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Attacks:
         victims: clients of the inversion.
         inversion: effort of the inversion.
         gan: training of the reconstruction.
-        inception: measures Inception distances of the reconstructions too.
+        inception: features for Inception distances of the reconstructions.
     """
 
     names: tuple[Attack, ...] = ("membership", "inversion")
@@ -70,10 +70,10 @@ class Attacks:
 
         Args:
             text: names, separated by commas.
-            inception: file of the weights for Inception distances, see `fedlgm.attacks.inception`.
+            inception: file of the weights for Inception distances (see `fedlgm.attacks.inception`).
 
         Raises:
-            ConfigError: an unknown attack, or "gan" without a class; or see `InceptionFeatures`.
+            ConfigError: an attack is unknown, or "gan" has no class; or as in `InceptionFeatures`.
         """
         names: list[Attack] = []
         labels: list[str] = []
@@ -95,7 +95,7 @@ class Attacks:
         """The same attacks with the numbers of a set's classes.
 
         Raises:
-            ConfigError: see `class_number`.
+            ConfigError: as in `class_number`.
         """
         with prefix_key("--attacks"):
             return replace(self, labels=tuple(class_number(data, label) for label in self.labels))
@@ -106,22 +106,22 @@ def measure(
 ) -> list[Row]:
     """Attack every finished run of a comparison.
 
-    Figures compare private data with releases, so they are kept with the run's private files; they are not measured
-    again under the same settings.
+    The figures compare private data with releases, so they are kept with the run's private files. They are not
+    measured again under the same settings.
 
-    Membership is inferred from the outputs of the final model, training set against test set (the modified-entropy
-    attack, which needs no shadow models; `fedlgm attack lira` is stronger). Inversion attacks the updates of some
-    clients in the first round, each cut to one image, as the mechanism releases them. The class reconstruction runs the
-    federation again for each class, with that class isolated from the last client.
+    Membership is inferred from the outputs of the final model, training set against test set. The modified-entropy
+    attack needs no shadow models; `fedlgm attack lira` is stronger. Inversion attacks the updates of some clients in
+    the first round, each reduced to one image, as the mechanism releases them. The class reconstruction runs the
+    federation again for each class, with the class isolated from the last client.
 
     Args:
-        jobs: the comparison's runs, finished.
+        jobs: finished runs of the comparison.
         out: folder of their run folders.
         attacks: attacks to run, with settings.
         progress: called with (runs done, total, description).
 
     Returns:
-        One row per job: its folder, its audited epsilon, what the attacks found, and in "gan" the reconstructed
+        One row per job: its folder, its audited epsilon, the results of the attacks, and in "gan" the reconstructed
         classes.
     """
     attacks = attacks or Attacks()

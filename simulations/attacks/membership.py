@@ -30,8 +30,8 @@ class Population:
 
     Attributes:
         pool: the examples, and the units that are members or not.
-        modules: the models; with a run, the run's own comes first.
-        membership: which unit each model was trained on, bool [models, units].
+        modules: the models; for a run, its own model comes first.
+        membership: units on which each model was trained, bool [models, units].
         results: summaries of the federations, in the order of the models.
         run: whether the first model is a finished run's.
     """
@@ -53,20 +53,20 @@ def population(
 ) -> Population:
     """Train federations of the target's recipe on random halves of its examples, or of clients that divide them.
 
-    Against a run, `models` shadow federations are trained beside it, on halves of its training and test sets; against a
-    recipe, `models` federations are trained in all. Each has its own cohorts, batches and noise; each pair of them
-    divides the units.
+    For a run, `models` shadow federations are trained on halves of its training and test sets, in addition to the run.
+    For a recipe, `models` federations are trained in all. Each has its own cohorts, batches and noise, and each pair
+    of them divides the units.
 
     Args:
         target: the attacked recipe or run.
         models: number of federations.
         examples: largest number of the set's examples to use; default: all. Not for a run.
-        unit: unit of membership. A recipe has twice its number of clients, each with half of the examples. A run has
-            its own clients, and further ones that hold the test set.
+        unit: unit of membership. For a recipe there are twice its number of clients, each with half of the examples.
+            For a run there are its clients, and further ones that hold the test set.
         progress: called with (rounds done, total, description).
 
     Raises:
-        ConfigError: a limit on a finished run's examples.
+        ConfigError: a limit on a finished run's examples is given.
     """
     if target.folder is not None and examples is not None:
         raise ConfigError(
@@ -104,14 +104,14 @@ def population(
 
 
 def mia(people: Population) -> dict[str, MembershipResult]:
-    """Results on the first model's outputs, by attack."""
+    """Results of the attacks on the first model's outputs, by attack."""
     members, pool = people.membership[0], people.pool
     scores = {name: pool.by_unit(found) for name, found in output_scores(people.modules[0], *pool.tensors()).items()}
     return {name: evaluate_scores(values[members], values[~members]) for name, values in scores.items()}
 
 
 def require_enough(target: Target, models: int) -> None:
-    """Raise ConfigError for a number of federations that is odd, or too small for `lira`."""
+    """Raise ConfigError if the number of federations is odd, or too small for `lira`."""
     if models < 4 or models % 2:
         raise ConfigError(f"LiRA trains an even number of federations, at least 4, got {models}")
     if target.folder is None and models < _POOLED:
@@ -119,7 +119,7 @@ def require_enough(target: Target, models: int) -> None:
 
 
 def lira(people: Population) -> dict[str, MembershipResult]:
-    """LiRA and RMIA, "online" and "offline": on the run, or pooled over the attacked federations of a recipe.
+    """LiRA and RMIA, "online" and "offline", on the run or pooled over the attacked federations of a recipe.
 
     A client's confidence is the mean over its examples.
     """
@@ -141,7 +141,7 @@ def lira(people: Population) -> dict[str, MembershipResult]:
 
 
 def overfit(module: nn.Module, people: Population) -> tuple[float, float]:
-    """Accuracy of a model of the population on its members and on the others: outputs leak their difference."""
+    """Accuracy of a model of the population on its members and on the others, whose difference outputs leak."""
     with torch.no_grad():
         (x, y), members = people.pool.tensors(), people.membership[0][people.pool.unit_of]
         right = (module(x).argmax(dim=1) == y).numpy()

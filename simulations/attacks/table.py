@@ -1,7 +1,7 @@
-"""The privacy-utility-attack table: leakage of mechanisms at equal proven epsilon.
+"""The table of privacy, utility and attacks: leakage of mechanisms at equal proven epsilon.
 
-Every finished run of a comparison is attacked; the table shows its accuracy, its claimed, proven and audited epsilon
-and the attacks' success side by side, and the LaDP-FL paper's Table X: the distance of reconstructed classes, by
+Every finished run of a comparison is attacked. The table shows its accuracy, its claimed, proven and audited epsilon
+and the attacks' success. A second table, the LaDP-FL paper's Table X, has the distance of reconstructed classes by
 budget, method and class.
 """
 
@@ -24,7 +24,7 @@ _MEASURES = ("membership_auc", "membership_tpr", "inversion_ssim")
 
 
 def cells(summary: Row, attacked: Sequence[Row]) -> list[Row]:
-    """A comparison's cells with mean and spread of what the attacks found, and by class the reconstructions as `gan`.
+    """A comparison's cells with mean and spread of the attacks' figures; `gan` holds the reconstructed classes.
 
     Args:
         summary: see `simulations.studies.comparison.summarise`.
@@ -82,7 +82,7 @@ _WORDS = ("method", "budget")
 
 
 def main_table(made: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: accuracy, claimed, proven and audited epsilon, success of the attacks."""
+    """Header and rows with accuracy, claimed, proven and audited epsilon, and success of the attacks."""
     header = ["method", "budget", "accuracy", "claimed", "proven", "audited", "AUC", "TPR", "SSIM"]
     body = []
     for cell in made:
@@ -108,11 +108,11 @@ def main_table(made: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def reconstruction_table(
     made: Sequence[Row], show: Callable[[Row], str] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows in the layout of the LaDP-FL paper's Table X: budget, method, one column per class.
+    """Header and rows in the layout of the LaDP-FL paper's Table X, with budget, method and one column per class.
 
     Args:
         made: cells of the comparison.
-        show: text of a class; default: distance and agreement by the public classifier, which has two more rows: its
+        show: text of a class; default: distance and agreement by the public classifier, with two further rows for its
             distances of another class and between private images.
     """
     labels = list(dict.fromkeys(label for cell in made for label in cell["gan"]))

@@ -28,7 +28,7 @@ from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.server import serve
 
 FIGURES = ("accuracy", "epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")
-"""Figures of an attacked run's summary that stand beside what an attack found."""
+"""Figures of an attacked run's summary that are printed with the attack's results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Images:
         """The set's images.
 
         Raises:
-            ConfigError: a set of other data.
+            ConfigError: the set has other data.
         """
         x, test_x, y = dataset.train_x, dataset.test_x, dataset.train_y
         if isinstance(x, tuple) or isinstance(test_x, tuple) or x.ndim != 4 or y.ndim != 1 or dataset.classes is None:
@@ -76,7 +76,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Target:
-    """A recipe, or a finished run with the recipe it was made of.
+    """A recipe, or a finished run with its recipe.
 
     Attributes:
         recipe: the recipe, with every "auto" resolved.
@@ -91,8 +91,8 @@ class Target:
         """The run folder or recipe called `name`.
 
         Raises:
-            ConfigError: no such recipe, or overrides for a finished run.
-            RunError: a folder that is not a run, or a run that has not finished.
+            ConfigError: there is no such recipe, or overrides are given for a finished run.
+            RunError: the folder is not a run, or the run has not finished.
         """
         overrides = list(overrides)
         if name is None or not Path(name).is_dir():
@@ -114,10 +114,10 @@ class Target:
         """The objects of its recipe.
 
         Args:
-            reconstructs: whether the attack makes images, which lie in [-1, 1]; see `in_usual_pixels`.
+            reconstructs: whether the attack makes images, which lie in [-1, 1] (see `in_usual_pixels`).
 
         Raises:
-            ConfigError: another task than classification, or data that are not labelled images.
+            ConfigError: the task is not classification, or the data are not labelled images.
         """
         assembly = in_usual_pixels(self.recipe) if reconstructs else Assembly(self.recipe)
         if not isinstance(assembly.task, Classification):
@@ -126,10 +126,10 @@ class Target:
         return assembly
 
     def twin(self, *facts: str, **run: Any) -> Recipe:
-        """The recipe of the attacker's own simulation: the same public initial model, different randomness.
+        """The recipe of the attacker's own simulation, with the same public initial model and different randomness.
 
         Args:
-            *facts: what distinguishes it from the attacker's other simulations.
+            *facts: facts that distinguish it from the attacker's other simulations.
             **run: values of [run] to change.
         """
         seed, model = self.recipe.run.seed, self.recipe.model
@@ -143,14 +143,14 @@ class Target:
         )
 
     def keys(self, *facts: str) -> KeyRing:
-        """Keys of the attack's own simulations: never those of the attacked run, whose noise is unknown."""
+        """Keys of the attack's own simulations, never those of the attacked run, whose noise is unknown."""
         return KeyRing.from_seed(self.recipe.run.seed).derive(b"attack", *(fact.encode() for fact in facts))
 
 
 def in_usual_pixels(recipe: Recipe) -> Assembly:
     """The recipe's federation with images in [-1, 1], which its model first maps to the interval `data.pixels`.
 
-    It is the same federation up to rounding; reconstructions are made, shown and compared in [-1, 1].
+    The federation is the same up to rounding. Reconstructions are made, shown and compared in [-1, 1].
     """
     pixels = recipe.data.pixels
     if pixels is None:
@@ -227,7 +227,7 @@ class Pool:
     Attributes:
         x: inputs [n, C, H, W].
         y: labels [n].
-        unit_of: which unit an example belongs to, int64 [n].
+        unit_of: unit of each example, int64 [n].
         trained: whether a unit belongs to the recipe's own training set, bool [units].
         classes: number of classes.
     """
@@ -243,7 +243,7 @@ class Pool:
 
     @classmethod
     def of(cls, dataset: Images, limit: int | None = None, seed: int = 0) -> Pool:
-        """The set's examples; at most `limit`, chosen at random."""
+        """The set's examples, or `limit` of them chosen at random."""
         x, y, trained = _together(dataset)
         if limit is not None and limit < len(y):
             rows = np.sort(np.random.default_rng(seed).permutation(len(y))[:limit])
@@ -267,7 +267,7 @@ class Pool:
         """The recipe's federation on the units in `members` (bool [units]); the others are its test set.
 
         Raises:
-            ConfigError: a partition that needs the data set's own users.
+            ConfigError: the partition needs the data set's own users.
         """
         if recipe.data.partition == "natural":
             raise ConfigError(
@@ -288,7 +288,7 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class ClientPool(Pool):
-    """The same for clients: a client is in a federation with all of its examples, or not at all."""
+    """A pool of clients: a client is in a federation with all of its examples, or not at all."""
 
     unit: ClassVar[Unit] = "client"
     equal: ClassVar[bool] = True
@@ -302,7 +302,7 @@ class ClientPool(Pool):
 
     @classmethod
     def of_recipe(cls, dataset: Images, recipe: Recipe, limit: int | None = None) -> ClientPool:
-        """Twice as many clients as the recipe has, among whom its partition divides all examples of the set."""
+        """Twice as many clients as the recipe has, among which its partition divides all examples of the set."""
         whole = Pool.of(dataset, limit)
         owner = _owners(whole.x, whole.y, recipe, whole.classes, 2 * recipe.federation.clients)
         return cls._of(whole, owner, np.zeros(2 * recipe.federation.clients, dtype=bool))
@@ -330,7 +330,7 @@ class ClientPool(Pool):
         """The recipe's federation of the clients in `members` (bool [clients]); the others hold its test set.
 
         Raises:
-            ConfigError: a fixed cohort size that is not a whole number for this many clients.
+            ConfigError: a fixed cohort size is not a whole number for this many clients.
         """
         raw = recipe.model_dump(exclude_none=True)
         raw["federation"]["clients"] = int(members.sum())

@@ -1,4 +1,4 @@
-"""Canaries in a simulated run: inserted by the server, observed in its releases, and stored with the run."""
+"""Canaries in a simulated run, which the server inserts, observes in its releases, and stores with the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WATCHED = 32  # rounds that canaries take part in, at most
 
 
 class LoggedCanaries:
-    """Canaries whose observations go into the run's folder, round by round.
+    """Canaries whose observations are written to the run's folder, round by round.
 
     Args:
         canaries: the canaries.
@@ -61,7 +61,7 @@ def run_canaries(assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated
         simulated: whether the clients are simulated.
 
     Raises:
-        ConfigError: real nodes, among which artificial contributions are not allowed.
+        ConfigError: the run has real nodes, among which artificial contributions are not allowed.
     """
     if not simulated:
         raise ConfigError("run.audit: canaries are for simulations, this run has real nodes: set run.audit = false")
@@ -100,7 +100,7 @@ def audit_stored(
 
 
 def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Reported:
-    """A finished run's reported epsilon: the proven one, or the claimed one if none is proven."""
+    """A finished run's reported epsilon, which is the proven one, or the claimed one if none is proven."""
     epsilon = float(result["epsilon"])
     if math.isinf(epsilon):
         epsilon = float(result["claimed_epsilon"])

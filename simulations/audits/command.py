@@ -1,4 +1,4 @@
-"""`fedlgm audit`: table, picture, JSON; exit status 1 if a check fails."""
+"""`fedlgm audit`, with table, picture and JSON, and exit status 1 if a check fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedlgm.audits import AuditResult
 
 FAILED = 1
-"""Exit status of an audit that contradicts what is reported."""
+"""Exit status of an audit that contradicts the report."""
 
 
 def audit(
@@ -89,7 +89,7 @@ def audit(
 
 
 def table(result: AuditResult, picture: Path | None = None) -> Group:
-    """Claimed, proven and audited side by side, then layers and checks."""
+    """Claimed, proven and audited epsilon, then layers and checks."""
     from rich.console import Group
     from rich.markup import escape
 

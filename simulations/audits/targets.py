@@ -36,7 +36,7 @@ def kind_of(target: str) -> Kind:
     """Kind of a target.
 
     Raises:
-        ConfigError: none of the three.
+        ConfigError: it is none of the three.
     """
     if target in mechanisms.names(None):
         return "mechanism"
@@ -68,12 +68,12 @@ def audit_mechanism(
         name: name of the mechanism.
         audit: settings of the audit.
         variant: "sound" or "published"; default: sound.
-        overrides: its options as "option=value" (TOML values), with or without "mechanism." in front.
+        overrides: options of the mechanism as "option=value" (TOML values), with or without "mechanism." in front.
         progress: called with (done, all).
-        facts: epsilon, delta, rounds and rate of the run that it is calibrated for, see `Subject.of`.
+        facts: epsilon, delta, rounds and rate of the run for which the mechanism is calibrated (see `Subject.of`).
 
     Raises:
-        ConfigError: an unknown variant or option, or a variant that the mechanism lacks.
+        ConfigError: a variant or option is unknown, or the mechanism lacks the variant.
     """
     raw: dict[str, Any] = {"mechanism": {"name": name}}
     recipes.override(raw, [text if text.startswith("mechanism.") else f"mechanism.{text}" for text in overrides])
@@ -123,11 +123,11 @@ def subject_of(assembly: Assembly, name: str) -> Subject:
 def audit_run(
     run: Path | str, audit: Audit, *, progress: Progress | None = None, own: Own | None = None
 ) -> AuditResult:
-    """Audit a finished run: by its canaries, or by drawing its noise again from its seed.
+    """Audit a finished run by its canaries, or by drawing its noise again from its seed.
 
-    A seeded run's noise is drawn again for every round from the recorded plans, and canaries are added to the sums; the
-    ledger shows whether it is the noise that was charged. If canaries do not fit the releases (Laplace noise, local
-    trust, plans from private data), the recipe's mechanism is audited.
+    A seeded run's noise is drawn again for every round from the recorded plans, and canaries are added to the sums.
+    The ledger shows whether this is the noise that was charged. If canaries do not fit the releases (Laplace noise,
+    local trust, plans from private data), the recipe's mechanism is audited.
 
     Args:
         run: the run's folder.

@@ -1,4 +1,4 @@
-"""From a recipe to the objects of a run: the same ones for every engine and for a deployment."""
+"""From a recipe to the objects of a run, which are the same for every engine and for a deployment."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ _PROBED = 8  # public examples on which a user's own model is tried before anyth
 
 @dataclass(frozen=True)
 class Assembly:
-    """Everything that a recipe defines, made when it is first needed.
+    """Everything that a recipe defines, made on first use.
 
     Attributes:
         recipe: the recipe.
         own: a user's objects that replace names in it.
         planned: whether nothing will be trained, so that no file of a bundled set is needed.
-        no_kernel: why `training.kernel = "auto"` became PyTorch; None if it did not.
+        no_kernel: reason why `training.kernel = "auto"` became PyTorch; None if it did not.
     """
 
     recipe: Recipe
@@ -66,7 +66,7 @@ class Assembly:
     no_kernel: str | None = None
 
     def with_data(self, dataset: DataSet, partition: Partition) -> Assembly:
-        """Use this data and partition instead of loading and dividing again, as a worker does; returns `self`."""
+        """Use this data and partition, as a worker does, instead of loading and dividing again; returns `self`."""
         self.__dict__.update(dataset=dataset, partition=partition)
         return self
 
@@ -89,7 +89,7 @@ class Assembly:
 
     @cached_property
     def partition(self) -> Partition:
-        """The division of the data among clients; it depends only on the recipe."""
+        """The division of the data among clients, which depends only on the recipe."""
         dataset, section = self.dataset, self.recipe.data
         clients, seed = self.recipe.federation.clients, section.partition_seed
         with in_section("data", section.partition, "data.partition"):
@@ -108,7 +108,7 @@ class Assembly:
 
     @cached_property
     def device(self) -> torch.device:
-        """Device on which clients train, and on which sums lie while they are bounded and noised."""
+        """Device on which clients train and on which their sums are bounded and noised."""
         return devices.resolve(self.recipe.training.device)
 
     @cached_property
@@ -117,7 +117,7 @@ class Assembly:
         return devices.resolve_noise(self.recipe.privacy.noise_backend, self.device)
 
     def module(self) -> nn.Module:
-        """A fresh model, initialised from model.seed, else the run's seed, else 0: the initial model is public."""
+        """A fresh initial model, which is public, initialised from model.seed, or else the run's seed, or else 0."""
         section = self.recipe.model
         with in_section("model", section.name):
             module = models.build(
@@ -162,7 +162,7 @@ class Assembly:
 
     @cached_property
     def method(self) -> Method:
-        """Mechanism, layers and facts, the noise calibrated so that the run stays within the recipe's budget."""
+        """Mechanism, layers and facts, with the noise calibrated so that the run stays within the recipe's budget."""
         facts = facts_of(self.recipe, self._examples)
         make = partial(Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated)
         if self.spent is None:
@@ -204,7 +204,7 @@ class Assembly:
 
     @property
     def cohorts(self) -> Sampling:
-        """How the clients of a round are chosen; `facts.sampling` may be that of a step's examples."""
+        """The choice of a round's clients; `facts.sampling` may be that of a step's examples."""
         return self.recipe.sampling
 
     @property
@@ -214,7 +214,7 @@ class Assembly:
 
     @property
     def numerics(self) -> Numerics:
-        """Numerical settings that the result's bits depend on, besides seed and data."""
+        """Numerical settings on which the result's bits depend, in addition to seed and data."""
         run = self.recipe.run
         return Numerics(run.threads, self.device, self.noise_backend, run.block_size)
 
@@ -237,7 +237,7 @@ class Assembly:
                 check_auditable(plan)
 
     def check_model(self) -> nn.Module:
-        """Refuse a model, task or server optimizer that does not work; needs only the public test examples.
+        """Refuse a model, task or server optimizer that does not work, using only the public test examples.
 
         Returns: The initial model.
 
@@ -327,13 +327,13 @@ class Assembly:
 
     @cached_property
     def trainer_kind(self) -> TrainerKind:
-        """How clients train."""
+        """The clients' kind of training."""
         section, own = self.recipe.trainer, self.own.trainer
         with prefix_key("trainer"):
             return kinds.get(own) if own is not None else section.build() if section is not None else kinds.PLAIN
 
     def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
-        """A new trainer: sequential (the reference) or vectorised, perhaps compiled."""
+        """A new trainer: sequential (the reference) or vectorised, and possibly compiled."""
         section, kind = self.recipe.training, self.trainer_kind
         if not vectorized:
             if section.kernel == "native":
@@ -397,10 +397,10 @@ class Assembly:
 
 
 def settled(recipe: Recipe) -> Recipe:
-    """The recipe with this machine's device and noise backend, so that a run's own recipe names its noise generator.
+    """The recipe with this machine's device and noise backend, so that a run's recipe names its noise generator.
 
     Raises:
-        ConfigError: a device or backend that is not available here.
+        ConfigError: the device or backend is not available on this machine.
     """
     device = devices.resolve(recipe.training.device)
     backend = devices.resolve_noise(recipe.privacy.noise_backend, device)

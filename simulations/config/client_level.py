@@ -29,7 +29,7 @@ def _options(noise: str) -> tuple[str, ...]:
 
 
 class ClientLevel(UnitKind):
-    """All of a client's data: the sum bounds each client's update."""
+    """All of a client's data; the sum bounds each client's update."""
 
     verb, flat = "bounds whole clients", "gaussian"
 

@@ -1,4 +1,4 @@
-"""Choices that a recipe leaves to the machine, made once at its start because trainers differ in the last bits."""
+"""Choices that a recipe leaves to the machine, made once at the start because trainers differ in the last bits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MOST_PARAMETERS = 50_000
 """Largest model whose examples the compiled kernel bounds under "auto": PyTorch is faster for larger ones
 (docs/results/example-level.md)."""
 SIDE_BY_SIDE = 16
-"""Clients that a GPU trains at once; more waste more on padding than they gain (docs/results/gpu.md)."""
+"""Number of clients that a GPU trains at once; more lose more to padding than they gain (docs/results/gpu.md)."""
 
 
 def decided(assembly: Assembly, workers: int) -> Assembly:
     """The run with every "auto" of [training] replaced by this machine's choice, on the same data.
 
-    Where clients train on an accelerator, "auto" is also the default of `training.vectorize`, and a block has at least
-    as many clients as are trained at once.
+    If clients train on an accelerator, "auto" is also the default of `training.vectorize`, and a block has at least as
+    many clients as are trained at once.
 
     Args:
         assembly: the run's objects.

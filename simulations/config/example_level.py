@@ -30,7 +30,7 @@ _HUGE = 1e6  # noise multiplier beyond which epsilon does not fall any more
 
 
 class ExampleLevel(UnitKind):
-    """One example: the trainer bounds every example's gradient."""
+    """One example; the trainer bounds every example's gradient."""
 
     verb, flat = "bounds examples", "dp-sgd"
     mechanisms: Unit = "example"
@@ -103,7 +103,7 @@ class ExampleLevel(UnitKind):
         return "add-remove"
 
     def sampled(self, recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
-        """See `UnitKind.sampled`: examples, by the server's count of them or within each client."""
+        """See `UnitKind.sampled`; the unit is an example, by the server's count of examples or within each client."""
         training = recipe.training
         if not self.counts_examples(recipe):
             assert training.sampling_rate is not None
@@ -116,7 +116,7 @@ class ExampleLevel(UnitKind):
         return Sampling("poisson", examples, training.batch_size / examples), None
 
     def division(self, recipe: Recipe) -> str:
-        """See `UnitKind.division`: an example is one wherever it lies."""
+        """See `UnitKind.division`; an example is the same unit at every client."""
         return ""
 
     def counts_examples(self, recipe: Recipe) -> bool:
@@ -124,7 +124,7 @@ class ExampleLevel(UnitKind):
         return not recipe.noised_by.uploads_released
 
     def calibrated(self, mechanism: Mechanism, facts: RunFacts) -> RunFacts:
-        """See `UnitKind.calibrated`; if there is none, the message gives the possible number of steps."""
+        """See `UnitKind.calibrated`; if nothing meets the budget, the message gives a possible number of steps."""
         try:
             return super().calibrated(mechanism, facts)
         except PrivacyError as error:

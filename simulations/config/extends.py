@@ -10,16 +10,16 @@ from fedlgm.files import read_toml
 
 
 def read(path: Path, depth: int, deepest: int, kind: str) -> dict[str, Any]:
-    """Values of a file as it stands, its key `extends` among them.
+    """Values of a file as written, including its key `extends`.
 
     Args:
         path: the file.
-        depth: number of files that extend it, one through the other.
-        deepest: largest such number.
+        depth: number of files that extend it, directly or through others.
+        deepest: largest permitted number.
         kind: plural noun for the files, for messages.
 
     Raises:
-        ConfigError: too deep, or not TOML.
+        ConfigError: the file is extended too deeply, or is not TOML.
     """
     if depth > deepest:
         raise ConfigError(f"{path}: `extends` goes deeper than {deepest} {kind}; does one extend itself?")

@@ -7,14 +7,14 @@ from simulations.config.recipe import Recipe
 
 
 def facts_of(recipe: Recipe, examples: int = 0) -> RunFacts:
-    """The public facts of a run, its noise multiplier not yet calibrated.
+    """The public facts of a run, whose noise multiplier is not yet calibrated.
 
     Args:
         recipe: the recipe.
         examples: number of training examples of all clients together, for unit "example" under central trust.
 
     Raises:
-        ConfigError: a batch larger than the data, if the server adds noise to steps.
+        ConfigError: the batch is larger than the data, if the server adds noise to steps.
     """
     privacy, (sampling, steps) = recipe.privacy, recipe.protects.sampled(recipe, examples)
     return RunFacts(

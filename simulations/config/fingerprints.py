@@ -18,7 +18,7 @@ from torch import nn
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _KNOWN = {"abc", "builtins", "clients", "fedlgm", "flwr", "simulations", "strategies", "torch", "typing"}
-"""Packages whose classes are named only: a run's provenance holds their versions."""
+"""Packages whose classes are only named, because a run's provenance holds their versions."""
 
 
 def array_digest(*arrays: Any) -> str:
@@ -39,8 +39,8 @@ def object_digest(value: Any, *, state: bool = True) -> str:
 
     Args:
         value: the object.
-        state: whether arrays, counters and objects among its attributes count; otherwise only settings do: texts,
-            truth values and fractions. What steps from round to round changes them.
+        state: whether arrays, counters and objects among its attributes count, which change from round to round.
+            Otherwise only settings count: texts, truth values and fractions.
     """
     return _hashed(_words(value, state, frozenset()))
 
@@ -48,7 +48,7 @@ def object_digest(value: Any, *, state: bool = True) -> str:
 def module_digest(module: nn.Module) -> str:
     """SHA-256 of a model's structure: its modules by name, their settings, and the code of users' modules.
 
-    It does not include values of tensors; see `fixed_digest`.
+    It does not include values of tensors (see `fixed_digest`).
 
     >>> from torch import nn
     >>> module_digest(nn.Sequential(nn.Tanh())) == module_digest(nn.Sequential(nn.ReLU()))

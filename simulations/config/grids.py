@@ -1,4 +1,4 @@
-"""Values to try by recipe key: as text of the command line, and as lists of Python values."""
+"""Values to try by recipe key, from texts of the command line or lists of Python values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def parsed(texts: Iterable[str], option: str = "--grid") -> dict[str, list[Any]]
         option: the command's option, for messages.
 
     Raises:
-        ConfigError: a text of another form, or a key that is given twice.
+        ConfigError: a text has another form, or a key is given twice.
 
     Example:
         >>> parsed(["mechanism=uniform,ladp:published", "privacy.epsilon=8,2", "model.hidden=[8],[16, 8]"])
@@ -45,15 +45,15 @@ def _single(text: str) -> Any:
 
 
 def listed(name: str, values: Any, least: int = 1) -> list[Any]:
-    """The values to try, NumPy's numbers as Python's, which TOML knows.
+    """The values to try, with NumPy's numbers as Python's, which TOML knows.
 
     Args:
-        name: what they are values of, for the message.
-        values: any iterable but a text or a mapping.
-        least: smallest number of them.
+        name: name of the values' key, for the message.
+        values: any iterable except a text or a mapping.
+        least: least number of values.
 
     Raises:
-        ConfigError: no list, or too few values.
+        ConfigError: the values are no list, or there are too few.
 
     Example:
         >>> listed("search['training.lr']", (0.1, 0.5))

@@ -1,4 +1,4 @@
-"""Messages for wrong values in a recipe: key, problem, remedy."""
+"""Messages for wrong values in a recipe, with key, problem and remedy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIONS: dict[str, Callable[[str], Iterable[str]]] = {
 
 @contextmanager
 def in_section(section: str, name: str, path: str = "") -> Iterator[None]:
-    """Prefix a ConfigError's message with the key, of a section that names an object, that it concerns.
+    """Prefix a ConfigError's message with its key in a section that names an object.
 
     Args:
         section: "mechanism", "model", "task", "trainer" or "data".
@@ -89,7 +89,7 @@ def _explain(raw: dict[str, Any], item: Any, whole: type[BaseModel]) -> str:
 
 
 def keys_like(name: str, whole: type[BaseModel]) -> list[str]:
-    """Keys "section.key" of a recipe that a bare name may stand for: `key`, `num_key`, `section_key` or `section`.
+    """Keys "section.key" of a recipe that a bare name may mean: `key`, `num_key`, `section_key` or `section`.
 
     Args:
         name: the name as written.

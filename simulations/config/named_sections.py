@@ -1,4 +1,4 @@
-"""The sections that name an object: their further keys are its options."""
+"""The sections that name an object, whose options are their further keys."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class _OpenSection(BaseModel):
 
 
 READING = (*dict.fromkeys(key for keys in data.OPTIONS.values() for key in keys), "pixels")
-"""Keys of [data] about how a set is read."""
+"""Keys of [data] for reading a set."""
 
 
 class Data(_OpenSection):
-    """[data]: the data set and how it is divided; further keys are options of the partition scheme.
+    """[data]: the data set and its division; further keys are options of the partition scheme.
 
     `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`. `train_images` and
-    `image_classes` are the folder's numbers of training images and of classes: with them a plan needs no folder, and a
-    run refuses a folder with other numbers. `pixels` is the interval of a bundled image set's values; default: [-1, 1].
-    `file`, `test_file` and the columns `target`, `inputs` and `users` are for name = "table", the columns, `subset` and
-    `splits` for name = "hf:owner/name"; `labels` names the classes of both.
+    `image_classes` are the folder's numbers of training images and of classes. With them a plan needs no folder, and a
+    run refuses a folder with other numbers. `pixels` is the interval of a bundled image set's values; default: [-1,
+    1]. `file`, `test_file` and the columns `target`, `inputs` and `users` are for name = "table". The columns,
+    `subset` and `splits` are for name = "hf:owner/name". `labels` names the classes of both.
 
     Example:
         >>> Data(name="digits", partition="dirichlet", alpha=0.1).options
@@ -95,8 +95,8 @@ class Data(_OpenSection):
 class Model(_OpenSection):
     """[model]: name; further keys are options of the model. `seed` initialises it; default: the run's seed (or 0).
 
-    `weights` is a safetensors file of initial weights instead, for example of a public base model below adapters.
-    Provenance holds the file's SHA-256. `adapters` are options of `fedlgm.models.adapters.adapt`.
+    `weights` is a safetensors file that replaces the initial weights, for example that of a public base model below
+    adapters. Provenance holds the file's SHA-256. `adapters` are options of `fedlgm.models.adapters.adapt`.
 
     Example:
         >>> Model(name="mlp", hidden=[64]).options
@@ -128,7 +128,7 @@ class TaskSection(_OpenSection):
     name: str = "classification"
 
     def build(self) -> Task:
-        """The task itself."""
+        """The task."""
         return tasks.get(passed(None, self.name, "task"), **self.options)
 
 
@@ -162,5 +162,5 @@ class MechanismSection(_OpenSection):
     group_by: Literal["module", "tensor", "adapter", "factor", "kind"] = "module"
 
     def build(self) -> Mechanism:
-        """The mechanism itself."""
+        """The mechanism."""
         return mechanisms.get(passed(None, self.name, "mechanism"), variant=self.variant, **self.options)

@@ -24,16 +24,16 @@ from simulations.config.fingerprints import array_digest, fixed_digest, module_d
 from simulations.config.named_sections import READING
 
 _OF_BUNDLED = ("dir", *READING)
-"""Keys of [data] about a bundled set's examples, whichever client holds them."""
+"""Keys of [data] for a bundled set's examples, independently of the clients that hold them."""
 
 _MEASURE = ("metrics", "evaluate")
-"""What measures a run and changes nothing in it."""
+"""Objects that measure a run without changing it."""
 
 FEW_SITES = 20
-"""Clients of own data below which a bundled recipe has all of them in every round: a tenth would be one or two."""
+"""Number of clients of own data below which a bundled recipe uses all of them in every round."""
 
 FIXED = "frozen part of the model"
-"""Under which a run's provenance holds the hash of what its model does not train."""
+"""Name under which a run's provenance holds the hash of the parts of its model that it does not train."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class Own:
     """Objects that replace names in a recipe; None keeps the recipe's.
 
     Attributes:
-        model: an `nn.Module`, which every client starts from, or a class or function that gives one.
-        task: a `Task`, a class of them, or a function (outputs, targets) -> losses per example.
-        data: a `DataSet`, a mapping {"train": (x, y), "test": (x, y), ...}, or a function that gives one.
+        model: an `nn.Module`, from which every client starts, or a class or function that returns one.
+        task: a `Task`, a class of tasks, or a function (outputs, targets) -> losses per example.
+        data: a `DataSet`, a mapping {"train": (x, y), "test": (x, y), ...}, or a function that returns one.
         mechanism: a `Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices per client.
         server_optimizer: an object with `step(model, mean_update)`.
         trainer: a class or function (module, layers, settings, *, device, task) -> `fedlgm.training.Trainer`.
-        metrics: functions (outputs, targets) of the whole test set, by name. They measure a run without changing it, so
-            a resumed run may have others.
-        evaluate: (round, module) -> figures of the released model by name; likewise.
+        metrics: functions (outputs, targets) of the whole test set, by name. They measure a run without changing it,
+            so a resumed run may have others.
+        evaluate: (round, module) -> figures of the released model by name; a resumed run may have another.
     """
 
     model: Any = None
@@ -71,13 +71,13 @@ class Own:
         return [name for name, value in vars(self).items() if value is not None and name not in _MEASURE]
 
     def loaded(self) -> Own:
-        """The same with the data made into a `DataSet`, once."""
+        """The same objects with the data made into a `DataSet`, once."""
         if self.data is None or isinstance(self.data, DataSet):
             return self
         return dataclasses.replace(self, data=data_sets.load(self.data))
 
     def without_data(self) -> Own:
-        """The same for a worker that gets the arrays themselves."""
+        """The same objects for a worker that gets the arrays themselves."""
         return dataclasses.replace(self, data=None, partition=None)
 
     def into(self, raw: dict[str, Any]) -> None:
@@ -111,9 +111,9 @@ class Own:
             raw["trainer"] = {"name": object_name(self.trainer)}
 
     def fingerprints(self, initial: nn.Module, division: Partition) -> dict[str, str]:
-        """Hash of each object, by which a resumed run recognises it, also in another process.
+        """Hash of each object, by which a resumed run recognises it in any process.
 
-        The hash covers a model's initial weights, code and frozen values; data's arrays and division; and the division
+        The hash covers a model's initial weights, code and frozen values, data's arrays and division, and the division
         that a partition makes.
 
         Args:

@@ -1,4 +1,4 @@
-"""The recipe: one TOML file that fully specifies a run, for the CLI, notebooks and the Flower app."""
+"""The recipe, one TOML file that fully specifies a run, for the command line, notebooks and the Flower app."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Recipe(Section):
 
     @property
     def noised_by(self) -> NoisedBy:
-        """Who adds the noise."""
+        """The party that adds the noise."""
         with prefix_key("privacy.trust"):
             return noised_by(self.privacy.trust, self.shares)
 
@@ -122,7 +122,7 @@ class Recipe(Section):
         """Sampling of the participants, as a library object.
 
         Raises:
-            ConfigError: a separation that the population cannot keep.
+            ConfigError: the population cannot keep the separation.
         """
         federation, privacy = self.federation, self.privacy
         scheme, share = federation.sampling, federation.share
@@ -169,13 +169,13 @@ class Recipe(Section):
 
     @property
     def relation(self) -> Relation:
-        """The neighbouring relation: the written one, or the one implied by sampling and trust."""
+        """The neighbouring relation, as written or as implied by sampling and trust."""
         if self.privacy.relation is not None:
             return self.privacy.relation
         return self.protects.relation(self)
 
     def to_toml(self) -> str:
-        """The whole recipe, defaults included."""
+        """The whole recipe as TOML, including defaults."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
@@ -212,8 +212,8 @@ def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
         overrides: see `override`.
 
     Raises:
-        ConfigError: no such recipe, not TOML, or an unknown key or wrong value; the message gives the key's path and
-            the reason.
+        ConfigError: there is no such recipe, it is not TOML, or a key is unknown or a value wrong; the message gives
+            the key's path and the reason.
 
     Example:
         >>> load("digits", ["federation.rounds=3", "privacy.epsilon=2"]).federation.rounds
@@ -229,7 +229,7 @@ def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
 
 
 def read(recipe: str | Path | None = None) -> dict[str, Any]:
-    """Plain values of a recipe, with those that it extends; arguments and errors as for `load`.
+    """Plain values of a recipe, including those that it extends; arguments and errors are those of `load`.
 
     Example:
         >>> read("digits")["data"]["name"]
@@ -245,7 +245,7 @@ def read(recipe: str | Path | None = None) -> dict[str, Any]:
 
 
 def validate(raw: dict[str, Any]) -> Recipe:
-    """Recipe of plain values; see `load` for the errors.
+    """A recipe from plain values; the errors are those of `load`.
 
     Example:
         >>> validate(read("digits")) == load("digits")
@@ -273,10 +273,10 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
 
 
 def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
-    """(path, value) of each override; the value None removes.
+    """(path, value) of each override; the value None removes the key.
 
     Raises:
-        ConfigError: no path, or no text.
+        ConfigError: an override has no path, or is no text.
 
     Example:
         >>> list(settings(["privacy.epsilon=2", "run.seed=none"]))
@@ -340,7 +340,7 @@ def _locate(recipe: str) -> Path:
 
 
 def bundled_like(name: str) -> str:
-    """Bundled recipes with a similar name, or else the command that lists all; for messages.
+    """Bundled recipes with a similar name, or else the command that lists all of them, for messages.
 
     Example:
         >>> bundled_like("digit")
@@ -353,18 +353,18 @@ def bundled_like(name: str) -> str:
 def override(raw: dict[str, Any], texts: Overrides) -> None:
     """Set values in a recipe's plain values.
 
-    With another mechanism, variant, model or partition scheme, options that it does not know are removed; `rate` and
-    `cohort` of [federation] replace each other. The title is removed if more than [run] changes, because it describes
-    the recipe as written.
+    With another mechanism, variant, model or partition scheme, options that it does not have are removed; `rate` and
+    `cohort` of [federation] replace each other. The title is removed if keys outside [run] change, because it
+    describes the recipe as written.
 
     Args:
         raw: changed in place.
-        texts: "section.key=value" with a TOML value, or "key=value" at the top; a value that is not TOML is taken as a
-            string. "section.key=none" removes a value, so that the default holds; mechanism.name=none is a mechanism.
-            Or a mapping {"section.key": value}, in which None removes a value.
+        texts: "section.key=value" with a TOML value, or "key=value" at the top; a value that is not TOML is a string.
+            "section.key=none" removes a value, so that the default holds; mechanism.name=none is a mechanism. Or a
+            mapping {"section.key": value}, in which None removes a value.
 
     Raises:
-        ConfigError: a text of another form, or a value in place of a section.
+        ConfigError: a text has another form, or a value replaces a section.
 
     Example:
         >>> raw = read("digits")

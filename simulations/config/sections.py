@@ -35,10 +35,10 @@ class Section(BaseModel):
 
 
 class Federation(Section):
-    """[federation]: participation and the server's step; `sampling`: see `fedlgm.facts.Sampling`.
+    """[federation]: participation and the server's step. `fedlgm.facts.Sampling` explains `sampling`.
 
-    `users` is for privacy.unit = "user": the user of each client, numbered from 0, or the number of users, where client
-    i belongs to user i mod users. `rate` and `cohort` then count users.
+    `users` is for privacy.unit = "user": the user of each client, numbered from 0, or the number of users, where
+    client i belongs to user i mod users. `rate` and `cohort` then count users.
 
     Example:
         >>> Federation(clients=100, rounds=20, cohort=10).share
@@ -101,7 +101,7 @@ class Federation(Section):
 
     @property
     def members(self) -> tuple[tuple[int, ...], ...]:
-        """The clients of each user; without `users` every client is one."""
+        """The clients of each user; without `users` every client is one user."""
         found: list[list[int]] = [[] for _ in range(self.participants)]
         for client in range(self.clients):
             user = self.users[client] if isinstance(self.users, list) else client % self.participants
@@ -110,12 +110,12 @@ class Federation(Section):
 
     @property
     def participants(self) -> int:
-        """The population of a round's draw: users if there are any, else clients."""
+        """The population of a round's draw, which is the number of users, or of clients if there are no users."""
         return len(set(self.users)) if isinstance(self.users, list) else self.users or self.clients
 
     @property
     def share(self) -> float:
-        """Expected share of the clients in a round: `rate`, or that of `cohort`; a whole number of clients if fixed."""
+        """Expected share of the clients in a round, from `rate` or `cohort`; if fixed, of a whole number of clients."""
         rate = self.rate if self.rate is not None else (self.cohort or 1) / self.participants
         if self.sampling in ("fixed", "min-separation"):
             rate = max(1, round(rate * self.participants)) / self.participants
@@ -126,9 +126,10 @@ class Training(Section):
     """[training]: local training of a client.
 
     With example-level privacy whose noise the server adds, a round is one step: `batch_size` is the expected Poisson
-    batch, and `optimizer`, `lr` and `momentum` are those of the step. If clients add the noise, every round has `steps`
-    steps (default: `epochs` times 1 / `sampling_rate`), and each step draws every example with the public probability
-    `sampling_rate`; the noisy sum is divided by `batch_size`. `exact_sums` sums the gradients of a batch in float64.
+    batch, and `optimizer`, `lr` and `momentum` are those of the step. If clients add the noise, every round has
+    `steps` steps (default: `epochs` times 1 / `sampling_rate`). Each step draws every example with the public
+    probability `sampling_rate`, and the noisy sum is divided by `batch_size`. `exact_sums` sums the gradients of a
+    batch in float64.
 
     Example:
         >>> Training(epochs=2, batch_size=32).local.steps(100)
@@ -170,20 +171,21 @@ class Training(Section):
 
     @property
     def local(self) -> LocalTraining:
-        """As `LocalTraining`."""
+        """The settings as `LocalTraining`."""
         return LocalTraining(**self.model_dump(include=set(LocalTraining.__dataclass_fields__)))
 
 
 class Privacy(Section):
-    """[privacy]: the budget of the whole run, of each `unit` ("client", the default, "example" or "user").
+    """[privacy]: the budget of the whole run, for each `unit` ("client", the default, "example" or "user").
 
-    If clients add noise to their own example-level steps (unit = "example", trust = "local"), it is each client's.
+    If clients add noise to their own example-level steps (unit = "example", trust = "local"), the budget is each
+    client's.
 
     `noise` is "independent" in every round, or correlated over the rounds: "banded" (least error of the models after
-    each round), "square-root" (closed form) or "blt" (`buffers` vectors of state instead of `bands` - 1). It needs a
-    `sampling` that keeps rounds between a client's participations; `min_separation` is their number (of groups, under
-    cyclic and grouped-poisson sampling). Its default is the largest that the population allows, or `bands`; the default
-    of `bands` is `min_separation`.
+    each round), "square-root" (closed form) or "blt" (`buffers` vectors of state instead of `bands` - 1). Correlated
+    noise needs a `sampling` that keeps rounds between a client's participations. `min_separation` is the number of
+    these rounds (of groups, under cyclic and grouped-poisson sampling). Its default is the largest that the population
+    permits, or `bands`; the default of `bands` is `min_separation`.
 
     Example:
         >>> budget = Privacy(epsilon=8.0, delta=1e-5)
@@ -217,13 +219,13 @@ class Privacy(Section):
 
 
 class Run(Section):
-    """[run]: seed and engine settings. `seed`, `block_size`, `threads` and `audit` are part of the result's bits.
+    """[run]: seed and engine settings. `seed`, `block_size`, `threads` and `audit` determine the result's bits.
 
     A `seed` is public: it makes a simulation reproducible and its noise predictable. Real nodes refuse it unless
     `test_mode` states that nothing needs protection. With `audit`, canaries take part in every round of a simulation,
-    and the summary has their audit. `patience` ends a run after that many evaluations of the public test set without a
-    better headline; its epsilon stays that of all rounds (`simulations.runs.stopping`). `trackers` follow the run:
-    tensorboard, mlflow, wandb, or your own as "package.module:name"; default: TensorBoard if it is installed.
+    and the summary has their audit. `patience` ends a run after this many evaluations of the public test set without a
+    better headline metric; its epsilon remains that of all rounds (`simulations.runs.stopping`). `trackers` follow the
+    run: tensorboard, mlflow, wandb, or your own as "package.module:name"; default: TensorBoard if it is installed.
 
     Example:
         >>> Run().seed is None  # noise that nobody can draw again
@@ -245,8 +247,8 @@ class Run(Section):
 class Risk(Section):
     """[risk]: data and settings with which `fedlgm risk` measures the layers' membership risk.
 
-    A run does not use it. `data` names a public set; default: the public half of a set whose private half is [data],
-    else its test examples. The rest is as in `fedlgm.example_level.risk.ShadowTraining`.
+    A run does not use this section. `data` names a public set; default: the public half of a set whose private half is
+    [data], or else its test examples. The other keys are those of `fedlgm.example_level.risk.ShadowTraining`.
 
     Example:
         >>> from fedlgm.example_level.risk import ShadowTraining
@@ -266,7 +268,7 @@ class Risk(Section):
 
 
 class Distributed(Section):
-    """[distributed]: of privacy.trust = "distributed", where nodes add the noise in shares; see `Shares`.
+    """[distributed]: settings of privacy.trust = "distributed", where nodes add the noise in shares (see `Shares`).
 
     Example:
         >>> Distributed(threshold=20, colluders=3).shares.honest
@@ -279,13 +281,13 @@ class Distributed(Section):
 
     @property
     def shares(self) -> Shares:
-        """As a library object."""
+        """The shares as a library object."""
         with prefix_key("distributed"):
             return Shares(self.threshold, self.colluders, self.noise)
 
 
 class Deployment(Section):
-    """[deployment]: how long a round waits for absent nodes; see `strategies.node.round.Patience`.
+    """[deployment]: waiting times of a round for absent nodes (see `strategies.node.round.Patience`).
 
     Example:
         >>> Deployment(offline_seconds=10.0).give_up_seconds

@@ -1,4 +1,4 @@
-"""Runs on data whose standardisation, or another figure in them, was a private release that the run must pay for."""
+"""Runs on data with figures, such as a standardisation, from a private release that the run must pay for."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _SLACK = 0.01  # share of epsilon that may stay unspent
 def method_beside(
     spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Method], start: Transcript, clients: int
 ) -> Method:
-    """The method whose rounds, composed with `spent`, stay within the budget of `facts`.
+    """The method whose rounds stay within the budget of `facts` when composed with `spent`.
 
     Args:
-        spent: what was released before the run.
+        spent: cost of releases before the run.
         facts: the run's facts with the whole budget.
-        make: calibrates a method to the budget of its argument.
+        make: function that calibrates a method to the budget of its argument.
         start: the transcript before the first round.
-        clients: number of clients of the run if they are those that the data name; else 0.
+        clients: number of the run's clients if the data name them; else 0.
 
     Raises:
-        ConfigError: the run protects another unit, or clients that hold other data, or is no sequence of rounds with
+        ConfigError: the run protects another unit, or clients that hold other data, or does not consist of rounds with
             noise of a trusted server.
-        PrivacyError: nothing is left for the training.
+        PrivacyError: no budget is left for the training.
     """
     from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
 
@@ -82,10 +82,10 @@ def method_beside(
 
 
 def require_planned(method: Method, plan: ReleasePlan) -> None:
-    """Refuse a run that its results may end and whose rounds, all together, cost more than the budget that it states.
+    """Refuse a run that its results may end and whose rounds together cost more than its stated budget.
 
     Raises:
-        ConfigError: a mechanism that calibrates its noise to another budget.
+        ConfigError: the mechanism calibrates its noise to another budget.
     """
     from fedlgm.privacy.accounting import composed_epsilon
 

@@ -1,4 +1,4 @@
-"""The unit of protection: rules that depend on privacy.unit, with one class per unit."""
+"""The unit of protection, with one class per unit for the rules that depend on privacy.unit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class UnitKind:
     """One unit of protection.
 
     Attributes:
-        verb: verb for its mechanisms in messages.
+        verb: verb for the unit's mechanisms in messages.
         flat: the mechanism with the same noise in every coordinate.
-        mechanisms: the unit that its mechanisms are for.
+        mechanisms: unit for which its mechanisms are made.
         redraws: whether a round that is made again may draw other participants than before.
         of_users: whether a unit is a user with all of the user's clients.
     """
@@ -39,22 +39,22 @@ class UnitKind:
     of_users = False
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse settings that do not fit each other.
+        """Refuse settings that do not fit together.
 
         Raises:
-            ConfigError: the message names the first of them by its key, and the remedy.
+            ConfigError: the message names the first such setting by its key, and the remedy.
         """
         raise NotImplementedError
 
     def warn_of_delta(self, recipe: Recipe) -> None:
-        """Warn of a delta that allows the release of one unit's data, if the recipe gives the number of units."""
+        """Warn of a delta that permits the release of one unit's data, if the recipe gives the number of units."""
 
     def relation(self, recipe: Recipe) -> Relation:
         """The neighbouring relation that follows from the settings."""
         raise NotImplementedError
 
     def division(self, recipe: Recipe) -> str:
-        """What decides which of the examples are one unit's; runs for which it differs have no unit in common."""
+        """The assignment of examples to units; runs with different assignments have no unit in common."""
         data = recipe.data
         return json.dumps([data.partition, data.partition_seed, data.options, recipe.federation.clients])
 
@@ -66,7 +66,7 @@ class UnitKind:
             examples: number N of training examples of all clients together, if `counts_examples`.
 
         Raises:
-            ConfigError: a batch larger than the data.
+            ConfigError: the batch is larger than the data.
         """
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class UnitKind:
         """The facts with the noise multiplier that meets their budget.
 
         Raises:
-            ConfigError, PrivacyError: no multiplier meets it, or the mechanism does not support the facts.
+            ConfigError, PrivacyError: no multiplier meets the budget, or the mechanism does not support the facts.
         """
         return facts.with_multiplier(mechanism.calibrate(facts))
 
@@ -96,11 +96,11 @@ class UnitKind:
         """Refuse a model and data that do not fit together, before anything runs."""
 
     def work(self, recipe: Recipe, work: LocalWork) -> LocalWork:
-        """The clients' work as this unit's contributions are made of it."""
+        """The clients' work, in the form that this unit's contributions need."""
         return work
 
     def efforts(self, recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
-        """Examples of each participant of the sampling, [population], by those of the clients, [clients]."""
+        """Examples of each participant of the sampling, [population], from those of the clients, [clients]."""
         return sizes
 
     def examples(self, recipe: Recipe, partition: Partition) -> list[np.ndarray]:
@@ -111,7 +111,7 @@ class UnitKind:
         """Refuse settings that only simulated clients support.
 
         Raises:
-            ConfigError: why real nodes cannot protect this unit.
+            ConfigError: real nodes cannot protect this unit; the message gives the reason.
         """
 
     def words(self, assembly: Assembly) -> str:

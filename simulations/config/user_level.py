@@ -1,4 +1,4 @@
-"""Rules for recipes with privacy.unit = "user": persons with several clients each."""
+"""Rules for recipes with privacy.unit = "user", where a user is a person with several clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class UserLevel(ClientLevel):
-    """All clients of one user: rounds draw users, and the mean update of a user's clients is bounded.
+    """All clients of one user. Rounds draw users, and the mean update of a user's clients is bounded.
 
     `clients.users.UserUpdates` has the proof. Participants of the sampling are users, so every rule for clients holds
     for them.
@@ -43,7 +43,7 @@ class UserLevel(ClientLevel):
         super().check(recipe)
 
     def division(self, recipe: Recipe) -> str:
-        """See `UnitKind.division`: that among the clients, and the clients of each user."""
+        """See `UnitKind.division`; it combines the division among the clients with the clients of each user."""
         return f"{super().division(recipe)} {recipe.federation.members}"
 
     def work(self, recipe: Recipe, work: LocalWork) -> LocalWork:

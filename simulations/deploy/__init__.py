@@ -1,1 +1,1 @@
-"""Federations of real nodes on Flower: create, start, use and stop them."""
+"""Federations of real nodes on Flower, with commands to create, start, use and stop them."""

@@ -62,7 +62,7 @@ def make_server_certificate(
 
 
 def make_node_key(path: Path) -> bytes:
-    """A SuperNode's key pair, `path` and `path`.pub in OpenSSH's form; returns the public key in PEM."""
+    """A SuperNode's key pair, `path` and `path`.pub in OpenSSH's form, whose public key is returned in PEM."""
     key = ec.generate_private_key(ec.SECP384R1())
     create_durably(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public = key.public_key()
@@ -74,7 +74,7 @@ def public_pem(openssh: bytes) -> bytes:
     """A public key of OpenSSH's form in PEM.
 
     Raises:
-        ValueError: not a public key.
+        ValueError: the key is not a public key.
     """
     try:
         key = load_ssh_public_key(openssh)

@@ -122,7 +122,7 @@ def register(
     overrides: SetOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Register another run of this recipe.")] = False,
 ) -> None:
-    """As the signer's user: register a recipe's run, so that its questions are signed; `run` does this if it may."""
+    """As the signer's user, register a recipe's run, so that its questions are signed; `run` does this if it may."""
     from simulations.config import recipe as recipes
     from simulations.deploy import submit
     from simulations.deploy.layout import DeploymentFolder

@@ -1,4 +1,4 @@
-"""Creation of a deployment: keys, certificates, nodes, scripts."""
+"""Creation of a deployment with keys, certificates, nodes and scripts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FLEET = (
     "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run", "get-fab",
     "push-object", "pull-object", "confirm-message-received",
 )  # fmt: skip
-"""What a SuperNode calls of Flower's fleet API; nothing else of a SuperLink is shown to other machines."""
+"""The calls of Flower's fleet API that a SuperNode makes; other machines cannot make any other call to a SuperLink."""
 _QUIET = "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
 
 
@@ -56,14 +56,14 @@ def create(
         path: folder to make.
         nodes: number of nodes, called node0, node1, ...
         example: give every node its share of this recipe's data; without it the operator must fill in the policies.
-        hosts: names and addresses under which nodes on other machines reach this one; a proxy is then placed before the
+        hosts: names and addresses under which nodes on other machines reach this one; a proxy then forwards to the
             SuperLink, which listens only on this machine's own address.
         port: port to which nodes connect; default: a free one.
-        policy: values for every node's policy, see `clients.node.folder`.
+        policy: values for every node's policy (see `clients.node.folder`).
         test_seed: make nodes for tests, whose noise is that of a simulation with this seed.
 
     Raises:
-        ConfigError: an invalid number of nodes.
+        ConfigError: the number of nodes is invalid.
         RunError: `path` exists, or cannot be created.
     """
     if nodes < 1:
@@ -174,7 +174,7 @@ def secure_sums(nodes: int) -> dict[str, int]:
     """The [distributed] section of the policies of nodes that are made together, without their peers.
 
     Raises:
-        ConfigError: too few nodes to hide one among.
+        ConfigError: there are too few nodes to hide one among.
     """
     if nodes < 3:
         raise ConfigError(f"--trust distributed hides a node among others: it needs 3 nodes or more, got {nodes}")
@@ -183,17 +183,16 @@ def secure_sums(nodes: int) -> dict[str, int]:
 
 
 def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = False) -> EnrolmentEntry:
-    """Add a node to the enrolment; returns its entry.
+    """Add a node to the enrolment and return its entry.
 
     Args:
         folder: the deployment's folder.
         public: the node's `public.toml`.
         key: public key of its SuperNode, OpenSSH form.
-        replace: take the place of another node that is enrolled as this client.
+        replace: replace another node that is enrolled as this client.
 
     Raises:
-        ConfigError: an unusable file, an entry that does not fit the others, or a node that already has this
-            client.
+        ConfigError: a file cannot be used, an entry does not fit the others, or another node already has this client.
     """
     try:
         given = tomllib.loads(public.read_text(encoding="utf-8"))

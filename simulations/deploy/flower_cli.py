@@ -25,7 +25,7 @@ class Flower(FlwrCommand):
         """Register a node's public key.
 
         Raises:
-            RunError: the SuperLink refuses the key, other than because it is already registered.
+            RunError: the SuperLink refuses the key for another reason than that it is already registered.
         """
         public = self._folder.node(name).flower_key
         try:

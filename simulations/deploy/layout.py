@@ -45,7 +45,7 @@ class Settings(BaseModel):
 
     @property
     def local(self) -> str:
-        """The SuperLink's own address: it listens only on this machine."""
+        """The SuperLink's own address, since it listens only on this machine."""
         return f"127.0.0.1:{self.superlink or self.port}"
 
 
@@ -61,10 +61,10 @@ class DeployedNodeFolder:
         return NodeFolder(self.path / "service")
 
     flower_key = Under("supernode.key")
-    """Private key of its SuperNode; the public half is beside it, with `.pub`."""
+    """Private key of the node's SuperNode; the public half is in the file with the suffix `.pub`."""
 
     def secret(self, role: str) -> Path:
-        """Secret shared by "supernode" and "executor": the same bytes in one file each, readable only by its user."""
+        """Secret shared by "supernode" and "executor": the same bytes in a file for each, readable only by its user."""
         return self.path / f"{role}.secret"
 
     flower_home = Under("flower")
@@ -98,7 +98,7 @@ class SignerFolder:
         """The key that signs questions.
 
         Raises:
-            RunError: missing or damaged.
+            RunError: the key is missing or damaged.
         """
         try:
             return Ed25519PrivateKey.from_private_bytes(self.key_file.read_bytes())
@@ -117,7 +117,7 @@ class DeploymentFolder:
         """An existing deployment.
 
         Raises:
-            RunError: not a deployment's folder.
+            RunError: the folder is not a deployment's.
         """
         folder = cls(path.resolve())
         if not folder.settings_file.is_file():
@@ -164,7 +164,7 @@ class DeploymentFolder:
         """`deploy.toml`.
 
         Raises:
-            ConfigError: damaged.
+            ConfigError: the file is damaged.
         """
         try:
             return Settings.model_validate(read_toml(self.settings_file))

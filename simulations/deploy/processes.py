@@ -24,16 +24,16 @@ from simulations.engines.flower_processes import end, started_under, with_childr
 
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
 _STILL_CONNECTED = "[code: 2004]"
-"""Line of a SuperNode that the SuperLink takes for connected, as it does for half a minute after a kill."""
+"""Line for a SuperNode that the SuperLink considers connected, as it does for half a minute after a kill."""
 _AGAIN_S = 2.0
 _ID = "SuperNode ID:"
 
 
 def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
-    """Start the SuperLink and every node, and wait until all nodes are connected; processes that already run are kept.
+    """Start the SuperLink and every node, and wait until all nodes are connected; running processes are kept.
 
     Raises:
-        RunError: a process ended, or not all nodes connected; all processes started here are then stopped.
+        RunError: a process ended, or not all nodes connected; all processes that the call started are then stopped.
     """
     settings, flower = folder.settings(), Flower(folder)
     running = _running(folder)
@@ -72,7 +72,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
 
 
 def down(folder: DeploymentFolder) -> int:
-    """Stop all processes that `up` has started here, with their children; returns their number."""
+    """Stop all processes that `up` has started on this machine, with their children, and return their number."""
     return _stop(folder, list(_recorded(folder)))
 
 
@@ -106,7 +106,7 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
 
 
 def hello(folder: DeploymentFolder, name: str) -> Hello | None:
-    """Self-description of a node's service on this machine; None if it does not answer."""
+    """Statement of a node's service on this machine about its budget; None if it does not answer."""
     try:
         header, _ = protocol.exchange(str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60)
     except RunError:

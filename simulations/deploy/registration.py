@@ -23,13 +23,13 @@ _ROUNDING = 1 - 1e-6
 
 
 class Registration(BaseModel):
-    """One run: the allowed questions to its nodes, round by round.
+    """One run, with the allowed questions to its nodes, round by round.
 
     Attributes:
         work: the requested work.
         clients: number of enrolled nodes.
         facts: the run's public facts, as in the text of its plans.
-        family, bounded_by: those of its plans.
+        family, bounded_by: fields of the run's plans.
         layers: sizes of the mechanism's layers, by name.
         multipliers: least effective noise multiplier of each round's plan.
     """
@@ -45,7 +45,7 @@ class Registration(BaseModel):
 
     @classmethod
     def of(cls, recipe: Recipe) -> Registration:
-        """The registration of a recipe as a deployment runs it, see `deployed`.
+        """The registration of a recipe as a deployment runs it (see `deployed`).
 
         Raises:
             ConfigError: the recipe cannot be run.
@@ -72,7 +72,7 @@ class Registration(BaseModel):
         """The registration of a run; None if it was not registered.
 
         Raises:
-            RunError: damaged.
+            RunError: the registration is damaged.
         """
         file = folder / f"{run}.json"
         if not _LABEL.fullmatch(run) or not file.is_file():
@@ -83,7 +83,7 @@ class Registration(BaseModel):
             raise RunError(f"the registration {file} cannot be used: {error}") from error
 
     def problem(self, question: Question) -> str:
-        """Why a question does not belong to this run; empty if it does."""
+        """The reason why a question does not belong to this run; empty if it does."""
         if not 1 <= question.round <= len(self.multipliers):
             return f"the run has {len(self.multipliers)} rounds, there is no round {question.round}"
         if not 0 <= question.client < self.clients:

@@ -6,7 +6,7 @@ from typing import Any, NotRequired, TypedDict
 
 
 class Hello(TypedDict):
-    """A node service's statement of its budget, besides its name and signature."""
+    """A node service's statement of its budget, in addition to its name and signature."""
 
     ok: bool
     epsilon_spent: float
@@ -17,14 +17,14 @@ class Hello(TypedDict):
 
 
 class NodeStatus(TypedDict):
-    """One node as seen from this machine; its service's figures are None if it does not answer.
+    """One node as seen from this machine. The figures of its service are None if the service does not answer.
 
     Attributes:
         name: the node's name.
-        service, supernode, executor: whether these processes run here.
+        service, supernode, executor: whether these processes run on this machine.
         epsilon_spent, epsilon, delta: spent and allowed over the data set's whole life.
-        releases_left: releases that the budget still allows.
-        test: whether anyone who knows the seed can subtract its noise.
+        releases_left: releases that the budget still permits.
+        test: whether the noise is known, so that anyone who knows the seed can subtract it.
     """
 
     name: str
@@ -39,7 +39,7 @@ class NodeStatus(TypedDict):
 
 
 class RunState(TypedDict):
-    """A run of a deployment: its folder's name, finished rounds, and whether all are."""
+    """A run of a deployment: name of its folder, finished rounds, and whether all rounds are finished."""
 
     run: str
     rounds: int
@@ -57,7 +57,7 @@ class DeploymentStatus(TypedDict):
 
 
 class EnrolmentEntry(TypedDict, total=False):
-    """Which node is which client, with the digest of its SuperNode's key and its service's public key."""
+    """The client of a node, with the digest of its SuperNode's key and its service's public key."""
 
     client: int
     name: str
@@ -92,10 +92,10 @@ class NodeLedgerReport(TypedDict):
     """Releases of a node's data set and its remaining budget.
 
     Attributes:
-        data, ledger, test, head: data set, ledger, whether it is for tests, and its head. releases, releases_left:
-        releases made, and still allowed. epsilon_spent, epsilon, epsilon_left, delta: budget spent, allowed and left.
-        unit, relation, trust, guarantee,
-        noise_reproducible: the protection.
+        data, ledger, test, head: the data set, the ledger, whether it is for tests, and its head.
+        releases, releases_left: releases made, and still permitted.
+        epsilon_spent, epsilon, epsilon_left, delta: budget spent, permitted and left.
+        unit, relation, trust, guarantee, noise_reproducible: the protection.
         runs: releases by run.
         rows: every release.
     """

@@ -1,4 +1,4 @@
-"""The ServerApp of a deployment: the run's objects over `NodeGrid`."""
+"""The ServerApp of a deployment, which connects the run's objects with `NodeGrid`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REPORT = "nodes.jsonl"  # what became of each round's questions
 
 
 class DeployedAssembly(Assembly):
-    """The objects of a run whose clients keep their data: the server has the recipe's test set, and no partition."""
+    """The objects of a run whose clients keep their data. The server has the recipe's test set, and no partition."""
 
     @property
     def sizes(self) -> np.ndarray:
@@ -58,15 +58,15 @@ class DeployedAssembly(Assembly):
 
 
 def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
-    """The recipe as a deployment runs it: with its number of nodes, its own keys and a checkpoint in every round.
+    """The recipe as a deployment runs it, with its number of nodes, its own keys and a checkpoint in every round.
 
     Args:
         recipe: the recipe as written.
         clients: number of enrolled nodes.
-        test: keep the recipe's seed, for nodes that were made for tests with the same one.
+        test: keep the recipe's seed, for nodes that were made for tests with the same seed.
 
     Raises:
-        ConfigError: a setting that real nodes do not support.
+        ConfigError: real nodes do not support a setting.
     """
     federation, run = recipe.federation, recipe.run
     recipe.protects.check_nodes()
@@ -95,7 +95,7 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
 
 
 def work_of(recipe: Recipe) -> Work:
-    """The requested work, by names that are installed on the nodes; see `fedlgm.node_protocol.Question`."""
+    """The requested work, by names that are installed on the nodes (see `fedlgm.node_protocol.Question`)."""
     model: dict[str, Any] = {"name": recipe.model.name, **recipe.model.options}
     if recipe.model.weights is not None:
         model["weights"] = digest_of_file(recipe.model.weights)  # each node has its own copy, which its policy pins

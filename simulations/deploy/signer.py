@@ -1,9 +1,9 @@
 """The process that holds the key for a deployment's questions and signs only those of registered runs.
 
 A ServerApp runs its submitter's code as the SuperLink's user, so the submitter can read every key of this user. The
-signing key therefore belongs to another user, whose process answers on a Unix socket. It signs a question if an
-operator has registered its run, if the question has the run's work and plan, and if nothing else was signed for that
-round and client. A process with access to the socket can only trigger what was registered.
+signing key therefore belongs to another user, whose process answers on a Unix socket. The process signs a question if
+an operator has registered its run, if the question has the run's work and plan, and if nothing else was signed for
+this round and client. A process with access to the socket can obtain only signatures for registered runs.
 
     python -m simulations.deploy.signer DIR/signer
 """
@@ -58,7 +58,7 @@ class Signer:
     """Signs the questions of registered runs.
 
     Args:
-        folder: the signer's.
+        folder: folder of the signer.
 
     Raises:
         RunError: the key cannot be used.
@@ -100,7 +100,7 @@ class Signer:
         return protocol.sign(self._key, "question", question.digest)
 
     def close(self) -> None:
-        """Close the record of what was signed."""
+        """Close the record of signed questions."""
         self._signed.close()
 
 

@@ -1,4 +1,4 @@
-"""Running a recipe on a deployment: submit it, follow it, report its end, and continue it after an interruption."""
+"""Runs of a recipe on a deployment: submission, progress, outcome, and continuation after an interruption."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SILENCE_S, _LONGEST_S = 20.0, 30.0  # of a run, until Flower is asked what beca
 def run(
     folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False, say: Callable[[str], None] = print
 ) -> RunSummary:
-    """Run a recipe on a deployment and return its summary; the same recipe again continues an interrupted run.
+    """Run a recipe on a deployment and return its summary. The same recipe again continues an interrupted run.
 
     Args:
         folder: the deployment.
@@ -38,7 +38,7 @@ def run(
         say: receives lines for people.
 
     Raises:
-        ConfigError: a setting that real nodes do not support.
+        ConfigError: real nodes do not support a setting.
         DivergedError: a round's model is NaN or infinite.
         RunError: the SuperLink does not answer, or the run failed; the message ends with Flower's log.
     """
@@ -77,7 +77,7 @@ def run(
 
 
 def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -> str:
-    """Register a recipe's run with the signer; returns the run's name.
+    """Register a recipe's run with the signer and return the run's name.
 
     This is for deployments whose signer belongs to another user; otherwise `run` registers its runs.
 
@@ -87,7 +87,7 @@ def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -
         fresh: register a new run even if there is one of this recipe.
 
     Raises:
-        ConfigError: a setting that real nodes do not support.
+        ConfigError: real nodes do not support a setting.
     """
     recipe = deployed(recipe, len(Enrolment.load(folder.enrolment_file)), test=folder.settings().test)
     stem = _stem(recipe)
@@ -98,7 +98,7 @@ def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -
 
 
 def registered(folder: DeploymentFolder, recipe: Recipe, run: str) -> None:
-    """Register a run of a recipe that is a deployment's."""
+    """Register a run of a recipe in the form in which the deployment runs it."""
     Registration.of(recipe).save(folder.signer.runs, run)
 
 

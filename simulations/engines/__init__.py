@@ -1,6 +1,6 @@
-"""Engines: where a simulation's clients run.
+"""Engines, which run a simulation's clients.
 
-`get` finds one by name; users add their own as "package.module:name" or with `register`.
+`get` finds an engine by name. Users add their own as "package.module:name" or with `register`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def register(name: str, make: Callable[[EngineOptions], Engine]) -> None:
         make: the engine's class, or a function of the caller's options.
 
     Raises:
-        ConfigError: a name that is taken.
+        ConfigError: the name is taken.
 
     Example:
         >>> from simulations.engines.local import LocalEngine
@@ -59,7 +59,7 @@ def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
         options: the caller's options.
 
     Raises:
-        ConfigError: an unknown engine, or options that it does not support.
+        ConfigError: the engine is unknown, or does not support the options.
 
     Example:
         >>> get("locl")

@@ -1,4 +1,4 @@
-"""The engine `auto`: the best engine for the machine and the run."""
+"""The engine `auto`, which selects the best engine for the machine and the run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class AutoEngine(Engine):
-    """Forked processes on one Linux machine, this process for a GPU; Ray elsewhere, and for several GPUs or a cluster.
+    """Uses forked processes on one Linux machine, this process for one GPU, and otherwise Ray.
 
-    One process keeps a GPU busy, since it trains many clients side by side.
+    One process keeps a GPU busy, since it trains many clients side by side. Several GPUs or a cluster need Ray.
 
-    Every choice gives the same model. The run's summary names it.
+    Every choice gives the same model, and the run's summary names it.
 
     Args:
         options: options of the chosen engine: a Ray address selects Ray, a number of SuperNodes selects Flower.

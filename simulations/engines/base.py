@@ -1,4 +1,4 @@
-"""Interface of engines: how a run reaches its clients."""
+"""Interface of engines, which connect a run with its clients."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from simulations.runs.trackers import Tracker
 
 Serve = Callable[["Assembly", "RunFolder", "OnRound | None", "Sequence[Tracker]"], "RunSummary"]
-"""Runs (or continues) the run in a folder: `simulations.runs.server.serve` over the engine's grid."""
+"""Runs (or continues) the run in a folder, by `simulations.runs.server.serve` over the engine's grid."""
 
 OpenGrid = Callable[["Assembly", "KeyRing"], Grid]
-"""Gives the grid whose clients are made from the run's objects and the clients' keys."""
+"""Returns the grid whose clients are made from the run's objects and the clients' keys."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class EngineOptions:
         supernodes: simulated SuperNodes of Flower's runtime.
 
     Raises:
-        ConfigError: a number below 1.
+        ConfigError: a number is below 1.
     """
 
     workers: int | None = None
@@ -56,7 +56,7 @@ _OWNED = {"ray_address": ("a Ray address", "ray"), "supernodes": ("a number of S
 
 
 class Engine(ABC):
-    """Runs a federation; one object per call of `simulate`.
+    """Runs a federation, with one object per call of `simulate`.
 
     Subclass `GridEngine` for an engine that has a Flower `Grid`.
 
@@ -64,7 +64,7 @@ class Engine(ABC):
         options: the caller's options.
 
     Raises:
-        ConfigError: an option that the engine does not support, or a package that is not installed.
+        ConfigError: the engine does not support an option, or a package is not installed.
     """
 
     name: str = ""
@@ -81,15 +81,15 @@ class Engine(ABC):
                 raise ConfigError(f"{what} is for engine {owner!r}, not {self.name!r}")
 
     def workers(self, recipe: Recipe) -> int:
-        """Number of processes that train: the caller's, else the recipe's, else one per core."""
+        """Number of processes that train: the caller's, or else the recipe's, or else one per core."""
         return self.options.workers or recipe.run.workers or os.cpu_count() or 1
 
     @abstractmethod
     def started(self, assembly: Assembly) -> AbstractContextManager[Serve]:
         """Start the engine, call `assembly.check()`, and yield a function that serves a run.
 
-        The check is made here because an engine may start meanwhile. The assembly served later may differ from this one
-        in the clients' training, but not in data or model.
+        The engine makes the check because it may start at the same time. The assembly served later may differ from
+        this one in the clients' training, but not in data or model.
         """
 
 
@@ -137,7 +137,7 @@ def require_ray(engine: str) -> None:
     """Refuse an engine that needs Ray if Ray is not installed.
 
     Raises:
-        ConfigError: how to install it.
+        ConfigError: Ray is missing; the message says how to install it.
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Ray itself: started on this machine or joined, and shut down or left."""
+"""Ray on this machine or on a cluster: start or join it, and shut it down or leave it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import ray
 from fedlgm.errors import RunError
 
 left_behind = threading.Event()
-"""Set where Ray was stopped under us and does not come to an end: so will its handler at the end of Python."""
+"""Set if Ray was stopped by others and does not end, as its handler at the end of Python will not either."""
 _WORKER_GIB = 0.5  # of a worker that has imported everything, with a small model
 _LOOK_S = 0.2
 _PATIENCE_S, _GONE_S = 15.0, 3.0  # with Ray's start and end; with a start whose control store is gone
@@ -32,17 +32,17 @@ T = TypeVar("T")
 def session(
     address: str | None, workers: int, then: Callable[[], T], leave: Callable[[T], None] = lambda made: None
 ) -> Iterator[Callable[[], T]]:
-    """Ray within a context: it takes seconds to start, while the caller continues; at the end Ray is left.
+    """Ray within a context. It takes seconds to start, while the caller continues; at the end Ray is left.
 
-    If the caller has already started or joined Ray, that one is used and kept.
+    If the caller has already started or joined Ray, this Ray is used and kept.
 
     Args:
         address: see `connect`.
         workers: see `connect`.
         then: function to call as soon as Ray is up.
-        leave: function that undoes it if Ray is kept.
+        leave: function that undoes `then` if Ray is kept.
 
-    Yields: Function that waits for the result of `then`, or raises its exception or that of `connect`.
+        Yields: Function that waits for the result of `then`, or raises its exception or that of `connect`.
     """
     thread = _Thread()
 

@@ -1,4 +1,4 @@
-"""The `flower` engine: Flower's own simulation runtime behind a private SuperLink that is stopped at the end."""
+"""The `flower` engine, which runs Flower's simulation runtime behind a private SuperLink and stops it at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FlowerEngine(Engine):
         options: workers and simulated SuperNodes (by default one per worker).
 
     Raises:
-        ConfigError: Ray, which the runtime needs, is not installed, or an option of another engine.
+        ConfigError: Ray, which the runtime needs, is not installed, or an option belongs to another engine.
 
     Example:
         >>> FlowerEngine(EngineOptions(ray_address="auto"))
@@ -71,14 +71,15 @@ def run_flower(
 
     Args:
         folder: a created run folder.
-        supernodes: simulated SuperNodes: one per client, or fewer that serve blocks.
+        supernodes: simulated SuperNodes, one per client or fewer that serve blocks.
         workers: Ray actors of one CPU each.
         progress: called with each round's metrics row.
         own: users' objects, passed to Flower's processes in a private file that is deleted at the end.
 
     Raises:
         DivergedError: a round's model is NaN or infinite.
-        RunError: the run did not complete; the message has the first exception in Flower's log, and the log's end.
+        RunError: the run did not complete; the message has the first exception in Flower's log, and the end of the
+            log.
     """
     log = folder.private_file("flower.log")  # it says how many clients took part
     with private_superlink(log) as flwr, _handed_over(folder.private, own) as objects:
@@ -120,13 +121,13 @@ def run_flower(
 
 
 def follow(flwr: FlwrCommand, run_id: str, log: Path, look: Callable[[], bool] = lambda: False) -> str:
-    """Wait for a run's end; returns Flower's status of it.
+    """Wait for a run's end and return Flower's status of it.
 
     Args:
         flwr: the SuperLink.
         run_id: the run.
-        log: the SuperLink's log, which shows a run's state first; asking takes seconds of a core.
-        look: called four times a second; True if the run is about to end.
+        log: the SuperLink's log, which shows a run's state first; a status query takes seconds of a core.
+        look: called four times a second; returns True if the run is about to end.
     """
     asked, logged = 0.0, -1
     status = "pending"

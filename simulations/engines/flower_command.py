@@ -88,7 +88,7 @@ class FlwrCommand:
         return str(self.json("run", str(app), CONNECTION, *options)["run-id"])
 
     def status(self, run_id: str) -> str:
-        """Flower's status of a run; asking takes seconds of a core."""
+        """Flower's status of a run; a query takes seconds of a core."""
         return str(self.json("list", CONNECTION, "--run-id", run_id)["runs"][0]["status"])
 
     def log(self, run_id: str) -> str:
@@ -97,12 +97,12 @@ class FlwrCommand:
 
 
 def completed(folder: RunFolder, status: str, why: Callable[[], str]) -> RunSummary:
-    """The summary of a run that Flower says has ended.
+    """The summary of a run that has ended according to Flower.
 
     Args:
         folder: the run's folder.
         status: Flower's status of the run.
-        why: says why it did not complete.
+        why: function that says why the run did not complete.
 
     Raises:
         DivergedError: a round's model is NaN or infinite.
@@ -120,7 +120,7 @@ def tail(text: str) -> str:
 
 
 def reason(log: str) -> str:
-    """Why a run ended, according to its log: the first exception, and the end of the log.
+    """The reason why a run ended, from its log: the first exception, and the end of the log.
 
     Flower's last line only says that there was an error.
     """

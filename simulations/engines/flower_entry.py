@@ -92,7 +92,7 @@ def make_client_app() -> ClientApp:
 
 
 def print_row(row: FullRow) -> None:
-    """One line per round for Flower's log, which is the operator's."""
+    """Print one line per round to Flower's log, which belongs to the operator."""
     figures = ""
     if "loss" in row:
         name, value = headline(row)

@@ -1,4 +1,4 @@
-"""Flower's processes on this machine: whether they answer, who they are, and how they end."""
+"""Flower's processes on this machine: tests whether they answer, and ways to find and end them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def free_ports(count: int) -> list[int]:
 
 
 def answers(superlink: str, context: ssl.SSLContext | None = None) -> bool:
-    """Whether the SuperLink at a URL answers, asked directly and not through a proxy.
+    """Whether the SuperLink at a URL answers, when asked directly and not through a proxy.
 
     Args:
         superlink: "http://HOST:PORT", or https.
-        context: the certificates that are trusted.
+        context: trusted certificates.
     """
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
@@ -57,18 +57,18 @@ def started_under(home: Path) -> set[psutil.Process]:
 
 
 def with_children(process: psutil.Process) -> set[psutil.Process]:
-    """A process, and all that it has started."""
+    """A process, and all processes that it has started."""
     with suppress(psutil.Error):
         return {process, *process.children(recursive=True)}
     return {process}
 
 
 def end(family: set[psutil.Process], more: Callable[[], set[psutil.Process]] = set) -> None:
-    """End processes, by force those that take longer than 10 seconds.
+    """End processes, and kill those that take longer than 10 seconds.
 
     Args:
         family: the processes.
-        more: finds processes that take the place of those that have ended.
+        more: function that finds processes that replace ended ones.
     """
     for one in family:
         with suppress(psutil.Error):

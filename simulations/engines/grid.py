@@ -23,7 +23,7 @@ class Served:
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
     def answer(self, metadata: Any, config: Any, arrays: ArrayRecord | None) -> tuple[Message, list[Notice]]:
-        """The reply to a message, and warnings for the driver to print, because a worker's output is not read."""
+        """The reply to a message, and warnings that the driver prints because nobody reads a worker's output."""
         content = RecordDict({wire.CONFIG: config})
         if arrays is not None:
             content[wire.ARRAYS] = arrays
@@ -56,11 +56,11 @@ class WorkerGrid(NumberingGrid):
         """Replies to `messages`, in their order."""
 
     def set_run(self, run: Any) -> None:
-        """Used by Flower only if a run is fetched from a SuperLink."""
+        """Do nothing; Flower uses this only if a run is fetched from a SuperLink."""
 
     @property
     def run(self) -> Any:
-        """There is no SuperLink run."""
+        """The run; there is none, because there is no SuperLink."""
         return None
 
     def get_node_ids(self) -> list[int]:
@@ -68,7 +68,7 @@ class WorkerGrid(NumberingGrid):
         return list(self._node_ids)
 
     def get_nodes(self) -> list[Any]:
-        """Not needed: workers hold no information."""
+        """Not needed, because workers hold no information."""
         return []
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -79,7 +79,7 @@ class WorkerGrid(NumberingGrid):
         return [message.metadata.message_id for message in batch]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies to pushed messages, each once."""
+        """Replies to pushed messages, each returned once."""
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:  # type: ignore[override]

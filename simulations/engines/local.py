@@ -1,4 +1,4 @@
-"""The `local` engine: everything in this process. For notebooks, tests, debugging and single-GPU work."""
+"""The `local` engine, which runs everything in this process, for notebooks, tests, debugging and one GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LocalGrid(WorkerGrid):
-    """Calls the ClientApp directly; a client's exception reaches the caller unchanged."""
+    """Calls the ClientApp directly, so a client's exception reaches the caller unchanged."""
 
     def __init__(self, client_app: ClientApp) -> None:
         super().__init__(workers=1)
@@ -35,10 +35,10 @@ class LocalEngine(GridEngine):
     """Runs everything in this process.
 
     Args:
-        options: `workers` has no effect.
+        options: options of the caller, of which `workers` has no effect.
 
     Raises:
-        ConfigError: an option of another engine.
+            ConfigError: an option belongs to another engine.
 
     Example:
         >>> from simulations.engines.base import EngineOptions

@@ -1,11 +1,11 @@
-"""The `processes` engine: workers forked from this process, which has everything imported and the data loaded.
+"""The `processes` engine, with workers forked from this process, which has everything imported and the data loaded.
 
-For one Linux machine and the CPU: no service is started, no data are sent, and a worker shares the driver's memory
-until it writes.
+It is for one Linux machine and the CPU. No service is started, no data are sent, and a worker shares the driver's
+memory until it writes.
 
-A lost worker is replaced, and its block is repeated with the same keys. Workers are forked not from the driver but from
-a process that was forked before the run began: when a worker is replaced, the driver has threads and open files, which
-a fork should not inherit. All of them end with the driver.
+A lost worker is replaced, and its block is repeated with the same keys. Workers are forked from a process that was
+itself forked before the run began. When a worker is replaced, the driver has threads and open files, which a fork
+should not inherit. All of these processes end with the driver.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ANSWERED, _FAILED = "answered", "failed"
 
 
 class ProcessGrid(WorkerGrid):
-    """Grid over forked workers; `close` ends them.
+    """Grid over forked workers, which `close` ends.
 
     Args:
         workers: number of workers.
@@ -68,7 +68,7 @@ class ProcessGrid(WorkerGrid):
             raise
 
     def deliver(self, messages: list[Message]) -> Iterator[Message]:
-        """See `WorkerGrid.deliver`: each worker takes the next block when it is free; replies wait for their turn."""
+        """See `WorkerGrid.deliver`. Each worker takes the next block when it is free; replies wait for their turn."""
         waiting = list(range(len(messages)))[::-1]
         losses = dict.fromkeys(waiting, 0)
         blocks: dict[int, int] = {}  # number of what was asked for -> block
@@ -284,13 +284,13 @@ def _failure(error: Exception) -> bytes:
 
 
 class ProcessEngine(GridEngine):
-    """Workers forked from this process: one Linux machine, clients that train on the CPU.
+    """Workers forked from this process, for one Linux machine and clients that train on the CPU.
 
     Args:
         options: workers.
 
     Raises:
-        ConfigError: another system than Linux, or an option of another engine.
+        ConfigError: the system is not Linux, or an option belongs to another engine.
 
     Example:
         >>> ProcessEngine(EngineOptions(ray_address="auto"))
@@ -335,7 +335,7 @@ class ProcessEngine(GridEngine):
 
 
 def unsuited(assembly: Assembly | None) -> str:
-    """Why forked workers cannot train these clients (None: any that train on the CPU); "" if they can."""
+    """The reason why forked workers cannot train these clients (None: any that train on the CPU); "" if they can."""
     if assembly is not None and assembly.device.type != "cpu":
         return f"trains on the CPU, not on {assembly.device}"
     if torch.cuda.is_available():

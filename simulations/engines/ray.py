@@ -1,4 +1,4 @@
-"""The `ray` engine: resident actors that hold model and data once and serve whole blocks of clients.
+"""The `ray` engine, with resident actors that hold model and data once and serve whole blocks of clients.
 
 The global model is put into Ray's object store once per round, and the data set once per run; every actor reads them
 without a copy. A block lost with its actor is repeated elsewhere with the same keys, so the result does not change.
@@ -35,7 +35,7 @@ _SAME = ("fedlgm", "torch", "numpy", "flwr")  # must have the same version on ev
 _LOST = (RayActorError, OutOfMemoryError, ObjectLostError)  # a worker or its node, not its code
 
 _Arrays = dict[str, tuple[str, tuple[int, ...], str, np.ndarray]]
-"""A record taken apart: name -> dtype, shape, stype and data of Flower's `Array`, the data as uint8."""
+"""A record in parts: name -> dtype, shape, stype and data of Flower's `Array`, with the data as uint8."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Parcel:
 
 
 class Worker:
-    """Runs inside a Ray actor: a ClientApp with its data, made once."""
+    """A ClientApp with its data, made once inside a Ray actor."""
 
     def hold(
         self,
@@ -85,14 +85,14 @@ class Worker:
         self._served = Served(assembly.client(KeyRing(*keys), AnyClient()).as_app())
 
     def run(self, metadata: Any, config: Any, model: _Arrays | None) -> tuple[Message, _Arrays, list[Notice]]:
-        """Serve one message: returns the reply, its arrays, and warnings for the driver to print."""
+        """Serve one message, and return the reply, its arrays, and warnings for the driver to print."""
         reply, said = self._served.answer(metadata, config, None if model is None else _record(model))
         arrays = _apart(reply.content.pop(wire.ARRAYS, ArrayRecord()))  # type: ignore[arg-type]
         return reply, arrays, said
 
 
 class RayGrid(WorkerGrid):
-    """Grid over resident actors, which start at once; `serving` sends them the data and objects that they need.
+    """Grid over resident actors, which start at once; `serving` sends them data and objects.
 
     Args:
         workers: number of actors.
@@ -100,7 +100,7 @@ class RayGrid(WorkerGrid):
     """
 
     worker = Worker
-    """What an actor runs."""
+    """The class that an actor runs."""
 
     def __init__(self, workers: int, gpus: float = 0.0) -> None:
         super().__init__(workers)
@@ -113,7 +113,7 @@ class RayGrid(WorkerGrid):
         self._failed_starts = 0
 
     def serving(self, assembly: Assembly, keys: KeyRing) -> RayGrid:
-        """Send the data once through the object store and have the actors make their clients; returns `self`.
+        """Send the data once through the object store and make the actors' clients; returns `self`.
 
         Args:
             assembly: the run's objects.
@@ -134,7 +134,7 @@ class RayGrid(WorkerGrid):
         return self
 
     def deliver(self, messages: list[Message]) -> Iterator[Message]:
-        """See `WorkerGrid.deliver`: each actor takes the next block when it is free; replies wait for their turn."""
+        """See `WorkerGrid.deliver`. Each actor takes the next block when it is free; replies wait for their turn."""
         models: dict[int, ray.ObjectRef] = {}
         parcels = [self._parcel(message, models) for message in messages]
         waiting = list(range(len(parcels)))[::-1]
@@ -269,7 +269,7 @@ def _cause(error: RayError) -> Exception:
 
 
 def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> float:
-    """GPU share of each of `workers` actors that train on `device`; 0 where no GPU is needed.
+    """GPU share of each of `workers` actors that train on `device`; 0 if no GPU is needed.
 
     Args:
         device: where the clients train.

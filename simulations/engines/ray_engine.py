@@ -1,4 +1,4 @@
-"""The `ray` engine: resident actors on this machine or on a cluster. Imports Ray when it starts."""
+"""The `ray` engine, with resident actors on this machine or on a cluster. It imports Ray when it starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RayEngine(GridEngine):
         options: workers, and a cluster's address.
 
     Raises:
-        ConfigError: Ray is not installed, or an option of another engine.
+        ConfigError: Ray is not installed, or an option belongs to another engine.
 
     Example:
         >>> RayEngine(EngineOptions(supernodes=2))

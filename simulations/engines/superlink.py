@@ -20,7 +20,7 @@ _STARTUP_S = 60.0
 
 @contextmanager
 def private_superlink(log: Path) -> Iterator[FlwrCommand]:
-    """A SuperLink on a free port of this machine, with no files in the user's home and no process left running.
+    """A SuperLink on a free port of this machine, without files in the user's home or remaining processes.
 
     Args:
         log: file for its output.

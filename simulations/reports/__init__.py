@@ -1,1 +1,1 @@
-"""Output for people: terminal tables, pictures, report pages, plans."""
+"""Output for people: terminal tables, pictures, report pages and plans."""

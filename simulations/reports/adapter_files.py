@@ -27,7 +27,7 @@ def export_adapter(run: Path | str, out: Path | str | None = None, module: nn.Mo
     """Write the adapters of a finished run, without the base, in the format of `peft`.
 
     `peft.PeftModel.from_pretrained(base, out)` reads the folder. The safetensors file's metadata hold epsilon,
-    guarantee, recipe and so on, see `simulations.reports.export.metadata`, and as `base_sha256` the hash of all frozen
+    guarantee, recipe and more (see `simulations.reports.export.metadata`), and as `base_sha256` the hash of all frozen
     values.
 
     Args:
@@ -36,11 +36,11 @@ def export_adapter(run: Path | str, out: Path | str | None = None, module: nn.Mo
         module: see `simulations.reports.export.load_model`.
 
     Returns:
-        As `simulations.reports.export.export`.
+        The values of `simulations.reports.export.export`.
 
     Raises:
-        ConfigError: the model has no adapters, or see `load_model`.
-        RunError: the run has not changed any adapter; `out` is no folder; or see `load_model`.
+        ConfigError: the model has no adapters, or as in `load_model`.
+        RunError: the run has not changed any adapter, `out` is no folder, or as in `load_model`.
     """
     folder = Path(run) / "adapter" if out is None else Path(out)
     told, loaded = metadata(run), load_model(run, module)

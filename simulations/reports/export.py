@@ -35,7 +35,7 @@ def format_of(file: Path | str) -> Format:
     """The format that a file's suffix names.
 
     Raises:
-        ConfigError: none; the message lists them.
+        ConfigError: the suffix names no format; the message lists the formats.
 
     Example:
         >>> format_of("model.onnx")
@@ -53,11 +53,11 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
 
     Args:
         run: run folder.
-        module: a model of the same architecture to load the weights into, changed in place; by default the recipe's own
-            is built. It is needed if the run was given its model or data as Python objects.
+        module: a model of the same architecture into which the weights are loaded, changed in place; by default the
+            recipe's own model is built. It is needed if the run was given its model or data as Python objects.
 
     Raises:
-        RunError: not a run folder, not finished, or its model is not the one that the result names.
+        RunError: the folder is not a run's, the run is not finished, or its model is not the one in its result.
         ConfigError, DataError: the recipe's model cannot be made here, or `module` has other frozen values.
 
     Example:
@@ -77,7 +77,7 @@ def metadata(run: Path | str) -> Metadata:
     `labels` are the names of the classes, in the order of the model's outputs, if the data have names.
 
     Raises:
-        RunError: not a run folder, or not finished.
+        RunError: the folder is not a run's, or the run is not finished.
         LedgerError: the ledger is damaged, or does not match recipe, checkpoints and result.
     """
     folder = RunFolder.open(Path(run))
@@ -103,11 +103,11 @@ def export(
 ) -> Exported:
     """Write a finished run's model to one file.
 
-    Its `state_dict` is that of the recipe's model, under PyTorch's names: trained parameters, frozen ones and buffers.
-    Metadata (see `metadata`) are inside a safetensors or ONNX file; a .pt file has no place for them, so they are in a
-    JSON file of the same name beside it.
+    The `state_dict` is that of the recipe's model, under PyTorch's names: trained parameters, frozen ones and buffers.
+    Metadata (see `metadata`) are inside a safetensors or ONNX file. A .pt file cannot hold them, so they are in a JSON
+    file of the same name.
 
-    The adapters of a model (LoRA) are exported to a separate folder, see `simulations.reports.adapter_files`.
+    The adapters of a model (LoRA) are exported to a separate folder (see `simulations.reports.adapter_files`).
 
     Args:
         run: run folder.
@@ -122,9 +122,9 @@ def export(
         `file`, `format`, `bytes`, `metadata_file` (None if they are inside) and the metadata without the recipe.
 
     Raises:
-        ConfigError: unknown format, or packages that "onnx" needs are missing.
-        RunError: see `load_model`; the file cannot be written; or PyTorch cannot express the model as ONNX.
-        LedgerError: see `metadata`.
+        ConfigError: the format is unknown, or packages that "onnx" needs are missing.
+        RunError: the file cannot be written, PyTorch cannot express the model as ONNX, or as in `load_model`.
+        LedgerError: as in `metadata`.
     """
     check_known("export format", format, Format)
     missing = [package for package in _FOR_ONNX if find_spec(package) is None]
@@ -151,7 +151,7 @@ def export(
 
 
 def exported(file: Path, format: str, told: Metadata, beside: Path | None = None) -> Exported:
-    """A written file, with the metadata that are short."""
+    """A written file, with those of the metadata that are short."""
     return {
         "file": str(file),
         "format": format,

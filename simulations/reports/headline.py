@@ -12,10 +12,10 @@ _SHARES = ("accuracy", "f1")
 
 
 def headline(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Name and value of the headline of a summary or of an evaluated round.
+    """Name and value of the headline metric of a summary or of an evaluated round.
 
     Raises:
-        RunError: a row of an earlier version of fedlgm, which names no headline.
+        RunError: the row is from an earlier version of fedlgm and names no headline metric.
     """
     if "headline" not in row:
         raise RunError("the run's figures name no headline metric: show this run with the version that made it")

@@ -17,7 +17,7 @@ from simulations.runs.rows import LayerRow
 
 
 def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The run's key figures by label; every epsilon has the kind of its guarantee."""
+    """The run's key figures by label, with the kind of guarantee for every epsilon."""
     name, value = headline(result)
     readers = [("epsilon of readers", number(result["readers_epsilon"]))] if "readers_epsilon" in result else []
     return [
@@ -38,7 +38,7 @@ def figure_list(figures: Iterable[tuple[str, str]]) -> str:
 
 
 def guarantee(result: Mapping[str, Any]) -> str:
-    """The guarantee sentence; its first words give its kind, which the colour repeats."""
+    """The guarantee sentence, whose first words give its kind, which the colour repeats."""
     return f'<p class="guarantee {escape(str(result["guarantee_status"]))}">{escape(str(result["guarantee"]))}</p>'
 
 
@@ -57,12 +57,12 @@ def gallery(pictures: Iterable[Picture | None]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, *, words: bool = False) -> str:
-    """A table that scrolls if it is too wide; the first column names the row.
+    """A table that scrolls if it is too wide, and whose first column names the row.
 
     Args:
         head: names of the columns.
         rows: cells.
-        caption: what the table shows.
+        caption: description of the table.
         words: whether the last column holds text instead of figures.
     """
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
@@ -82,8 +82,8 @@ def layer_table(layers: Sequence[Mapping[str, Any]], caption: str = "Layers", *,
 
     Args:
         layers: one row per layer.
-        caption: what the table shows.
-        correlated: whether noise is correlated over the rounds: sigma_j is then not the scale of a round's own noise.
+        caption: description of the table.
+        correlated: whether noise is correlated over the rounds; sigma_j is then not the scale of a round's own noise.
     """
     scale = f"noise sigma_j{OF_Z if correlated else ''}"
     head = ("layer", "d_j", "bound s_j", scale, "share p_j", "SNR_j", "noise norm on the mean")
@@ -98,7 +98,7 @@ def layer_table(layers: Sequence[Mapping[str, Any]], caption: str = "Layers", *,
 
 
 def curves(rows: Sequence[Mapping[str, Any]], status: str, *, dark: bool = True) -> list[Picture | None]:
-    """The task's metrics, the headline first, then epsilon, over the evaluated rounds.
+    """The task's metrics, with the headline metric first, then epsilon, over the evaluated rounds.
 
     Args:
         rows: a run's public rows.

@@ -102,14 +102,14 @@ def per_layer(
     log: bool = False,
     limits: tuple[float, float] | None = None,
 ) -> Picture | None:
-    """A figure of each layer: bars if it stays the same, curves or a heat map over the rounds if it changes.
+    """A figure of each layer: bars if it is constant, otherwise curves or a heat map over the rounds.
 
     Args:
         title: heading.
         names: layers, K.
         rounds: rounds [T].
         values: [T, K]; NaN where a layer was not released.
-        log: whether the axis is logarithmic where values differ by more than a factor of ten.
+        log: whether the axis is logarithmic if values differ by more than a factor of ten.
         limits: ends of a heat map's colours; by default those of the values.
     """
     values = np.where(np.isfinite(values), values, np.nan)
@@ -172,7 +172,7 @@ def heat_map(
     log: bool = False,
     limits: tuple[float, float] | None = None,
 ) -> Picture:
-    """A figure of each layer [T, K] in colours; arguments as for `per_layer`, positive values if `log`."""
+    """A figure of each layer [T, K] in colours; arguments as for `per_layer`, with positive values if `log`."""
     shown = np.log10(values) if log else values
     with drawing(height=3.4) as figure:
         axes = _axes(figure, "round", grid=False)
@@ -193,10 +193,10 @@ def heat_map(
 
 
 def division(sizes: np.ndarray, histogram: np.ndarray | None) -> Picture:
-    """The division of the training data among clients, readable for any number of them.
+    """The division of the training data among clients, readable for any number of clients.
 
-    With classes: one column per client, sorted by the class it has most of, each coloured by the classes' shares.
-    Without classes: numbers of examples, sorted.
+    With classes there is one column per client, sorted by its most frequent class and coloured by the classes' shares.
+    Without classes, the numbers of examples are shown, sorted.
 
     Args:
         sizes: examples of each client, int [clients].
@@ -257,7 +257,7 @@ def draw_division(figure: Figure, top: Axes, below: Axes, histogram: np.ndarray)
 
 
 def sorted_clients(histogram: np.ndarray) -> np.ndarray:
-    """Order of the clients: by the class they have most of, then by its share; those without data last.
+    """Order of the clients: by their most frequent class, then by its share; clients without data are last.
 
     >>> sorted_clients(np.array([[0, 4], [2, 2], [0, 0], [5, 1]]))
     array([3, 1, 0, 2])

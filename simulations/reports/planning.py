@@ -102,7 +102,7 @@ def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant:
 
 
 def layer_rows(plan: ReleasePlan) -> list[LayerRow]:
-    """One row per layer: sizes, bound, noise, share, SNR."""
+    """One row per layer, with sizes, bound, noise, share and SNR."""
     columns = zip(
         plan.layers.names, plan.layers.sizes, plan.clip, plan.sigma, plan.shares, plan.snr, plan.noise_norms,
         plan.released, strict=True,
@@ -123,7 +123,7 @@ def layer_rows(plan: ReleasePlan) -> list[LayerRow]:
 
 
 def partition_report(recipe: Recipe, picture: Path) -> PartitionReport:
-    """Label histogram of every client; draws it to `picture`."""
+    """Label histogram of every client, drawn to `picture`."""
     from simulations.reports.figures import draw_partition
 
     assembly = Assembly(recipe)

@@ -29,17 +29,17 @@ _LONGEST = 12  # kinds of charges, or rounds with failures, that a page lists
 def write_report(run: Path, private: bool = False) -> RunSummary:
     """Write a run's report as one self-contained HTML file, and return its summary with the file as `report`.
 
-    The page holds the run's public figures: the released model's test figures, plans, the ledger. It shows the division
-    of the clients' data only for bundled data sets, which are public.
+    The page holds the run's public figures: the released model's test figures, plans and the ledger. It shows the
+    division of the clients' data only for bundled data sets, which are public.
 
     Args:
         run: run folder.
-        private: also show the operator's figures (participants, round times, failures, the division of data that is not
-            bundled). The page is then `private/report.html`, which only its owner may read; `report.html` is not
-            changed.
+        private: also show the operator's figures (participants, round times, failures, the division of data that is
+            not bundled). The page is then `private/report.html`, which only its owner may read, and `report.html` is
+            not changed.
 
     Raises:
-        RunError: not a run folder, not finished, or the page cannot be written.
+        RunError: the folder is not a run's, the run is not finished, or the page cannot be written.
         LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own hashes.
     """
     folder = RunFolder.open(run)

@@ -25,7 +25,7 @@ SHOWN = 7  # rounds of a table in the terminal
 
 @dataclass(frozen=True)
 class NoiseOverRounds:
-    """Root mean square l2 norms of noise, from the given plans; over all layers together unless stated otherwise.
+    """Root mean square l2 norms of noise, from the given plans, over all layers together unless stated otherwise.
 
     The model's noise assumes plain averaging or server momentum, apart from the server's learning rate.
 
@@ -34,8 +34,8 @@ class NoiseOverRounds:
         single: noise of each round's mean update, [T].
         so_far: noise of the model after each round, [T].
         same_schema: `so_far` of independent noise under the same participation, [T].
-        sampled: `so_far` of independent noise with Poisson sampling at the same rate, [T]; None if nothing meets the
-            budget.
+        sampled: `so_far` of independent noise with Poisson sampling at the same rate, [T]; None if no such noise meets
+            the budget.
     """
 
     rounds: int

@@ -8,14 +8,14 @@ from simulations.runs.rows import LayerRow
 
 
 class NoiseRow(TypedDict, total=False):
-    """Noise norms of a round whose noise is correlated with others', see `simulations.reports.rounds`.
+    """Noise norms of a round whose noise is correlated with that of others (see `simulations.reports.rounds`).
 
     Attributes:
-        round: number, from 1.
+        round: number of the round, from 1.
         single: noise of the round's mean update.
-        so_far: noise of the model after it.
-        same_schema, sampled: noise of the model after it with independent noise; `sampled` is missing if no such noise
-            meets the budget.
+        so_far: noise of the model after the round.
+        same_schema, sampled: noise of the model after the round with independent noise; `sampled` is missing if no
+            such noise meets the budget.
     """
 
     round: int
@@ -56,9 +56,9 @@ class PlanReport(NoiseProcess, Beliefs, InShares):
         parameters: number of coordinates.
         bound: bound of a contribution to all released layers, in the norm of the noise.
         noise_norm: root mean square l2 norm of the noise in the mean.
-        noise_multiplier: sigma_* as calibrated.
+        noise_multiplier: calibrated sigma_*.
         effective_multiplier: sigma_eff of the plan.
-        sampling: the units in a release, in words.
+        sampling: units in a release, in words.
         epsilon_pld, epsilon_rdp: epsilon of the whole run; `inf` if the accountant has no bound.
         guarantee, guarantee_status, noise_reproducible: the guarantee.
     """
@@ -116,11 +116,11 @@ class EventGroup(TypedDict):
 
     Attributes:
         first, last: first and last round.
-        rounds: all of them as text, such as "1-3, 7"; shortened if there are many pieces.
+        rounds: all rounds as text, such as "1-3, 7"; shortened if there are many pieces.
         count: number of releases.
         clients: number of clients that made them; 0 under central trust, where the server releases.
         event: the event as the accountant writes it.
-        released, noise, sampling: the released vector, its noise, and the sampling that the cost relies on, in words.
+        released, noise, sampling: the released vector, its noise, and the sampling on which the cost relies, in words.
         noise_multiplier: multiplier of Gaussian noise; else None.
         sampling_rate: probability that a unit takes part; 1 if the cost does not rely on sampling.
         steps: noisy steps in one release.
@@ -152,15 +152,15 @@ class LedgerReport(TypedDict):
     """Charges of a run and their totals.
 
     Attributes:
-        run: its folder.
+        run: folder of the run.
         ledger_head: the ledger's head.
         anchors: number of heads kept in checkpoints and result, all of which agree.
-        guarantee: guarantee of the finished run; empty before.
+        guarantee: guarantee of the finished run; empty before the end.
         noise_reproducible: whether the seed is public.
         events: charges, grouped.
-        notes: how to read them.
+        notes: explanation of the charges.
         epsilon, claimed_epsilon, delta, accountant: spending, and its accountant.
-        budget: epsilon that the recipe allows.
+        budget: epsilon that the recipe permits.
         clients: largest spending first; empty under central trust, where the server releases.
     """
 
@@ -197,14 +197,14 @@ class Protection(TypedDict, total=False):
 
 
 class Metadata(Protection, total=False):
-    """The same with the recipe (TOML), and the names of the classes if they have names."""
+    """The protection with the recipe (TOML), and with the names of the classes if they have names."""
 
     recipe: str
     labels: list[str]
 
 
 class Exported(Protection, total=False):
-    """A written model: file, format, size, and the file of the metadata if they are not inside."""
+    """A written model, with its format, its size, and the file of the metadata if they are not inside."""
 
     file: str
     format: str

@@ -1,7 +1,7 @@
 """Matplotlib figures as small SVG images for web pages, readable on a light and on a dark page.
 
 Figures are drawn in the colours of `LIGHT`. In the SVG these become CSS variables, which the image sets by
-`prefers-color-scheme`, so one image serves both.
+`prefers-color-scheme`, so one image serves both kinds of page.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _STYLE = {
 
 @contextmanager
 def drawing(width: float = 4.8, height: float = 3.0) -> Iterator[Figure]:
-    """A figure in the page's style, `width` x `height` inches: 72 CSS pixels each at its natural size."""
+    """A figure in the page's style, `width` x `height` inches, with 72 CSS pixels per inch at its natural size."""
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
         yield Figure(figsize=(width, height), layout="constrained")
 
@@ -105,7 +105,7 @@ def to_svg(figure: Figure, *, dark: bool = True) -> str:
 
 
 def to_uri(svg: str) -> str:
-    """An SVG document as a data URI: percent-encoding is shorter than base64 and stays readable."""
+    """An SVG document as a data URI, with percent-encoding, which is shorter than base64 and stays readable."""
     return "data:image/svg+xml," + quote(svg, safe=" !$&()*+,-./:;=?@_~{}[]|^'<>")
 
 

@@ -32,14 +32,14 @@ class SweepRow(TypedDict):
 
     Attributes:
         epsilon, clients, delta: the setting.
-        noise_multiplier: z as calibrated, the noise of a release over the bound of a contribution.
+        noise_multiplier: calibrated z, the noise of a release over the bound of a contribution.
         expected_cohort: q N, the divisor of a sum.
-        noises_in_sum: number k of independent releases' noise in a sum of q N contributions: 1 under central trust.
+        noises_in_sum: number k of independent releases' noise in a sum of q N contributions; 1 under central trust.
         noise_on_mean: z sqrt(k) / (q N), the noise std on the mean over the bound.
         snr: SNR_j of every layer, by its name.
-        accuracy: accuracy to expect, by a rehearsal on public examples; see `simulations.advice.forecast`.
+        accuracy: expected accuracy, from a rehearsal on public examples (see `simulations.advice.forecast`).
         low, high: accuracies within the largest error of the kept forecasts.
-        refused: why there is no such plan; the figures above are then missing.
+        refused: reason why there is no such plan; the figures above are then missing.
     """
 
     epsilon: float
@@ -62,7 +62,7 @@ class SweepReport(TypedDict):
     Attributes:
         recipe, mechanism, trust: the planned run.
         delta: rule for the delta of a row.
-        no_forecast: why no accuracy is forecast; empty if it is.
+        no_forecast: reason why no accuracy is forecast; empty if one is.
         rows: one for each budget and population.
     """
 
@@ -75,19 +75,19 @@ class SweepReport(TypedDict):
 
 
 def sweep_report(recipe: str | None = None, overrides: Iterable[str] = (), public: str | None = None) -> SweepReport:
-    """Plans of a recipe at epsilon 1 to 8 and 100 to 10,000 clients; nothing is trained without public examples.
+    """Plans of a recipe at epsilon 1 to 8 and 100 to 10,000 clients; training happens only with public examples.
 
-    Every row is the plan of the recipe with that `privacy.epsilon`, `federation.clients` and `privacy.delta`. A setting
-    that the recipe does not allow is a row with the reason.
+    Every row is the plan of the recipe with this `privacy.epsilon`, `federation.clients` and `privacy.delta`. For a
+    setting that the recipe does not permit, the row has the reason.
 
     Args:
         recipe: a bundled name, a TOML file, or None for the default.
         overrides: changes as "section.key=value".
         public: public examples, as for `simulations.recommend`, on which accuracy is forecast for clients with as many
-            examples as the recipe's have.
+            examples as the recipe's clients have.
 
     Raises:
-        ConfigError: an unknown recipe, one that protects examples, or an override of a key that the sweep varies.
+        ConfigError: the recipe is unknown or protects examples, or an override sets a key that the sweep varies.
 
     Example:
         >>> report = sweep_report("digits", ["federation.rounds=1", "federation.rate=1.0"])

@@ -20,12 +20,12 @@ from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.tables import facts, table
 
 OF_Z = " (of z)"
-"""Stands beside sigma_j where noise is correlated over rounds: a round's own noise is larger, see `round_sigma`."""
+"""Note on sigma_j if noise is correlated over rounds: a round's own noise is larger (see `round_sigma`)."""
 
 
 @contextmanager
 def progress(recipe: Recipe, shown: bool = True) -> Iterator[OnRound]:
-    """Progress bar on standard error: rounds, the task's headline, epsilon spent, time left."""
+    """Progress bar on standard error, with rounds, the task's headline metric, spent epsilon and remaining time."""
     rounds, figures = recipe.federation.rounds, "starting"
     with bar(recipe.name, shown, rounds) as on_progress:
 
@@ -40,12 +40,12 @@ def progress(recipe: Recipe, shown: bool = True) -> Iterator[OnRound]:
 
 
 def number(value: float) -> str:
-    """A figure for people: infinity stays infinity."""
+    """A figure for people, in which infinity stays infinity."""
     return "inf" if math.isinf(value) else f"{value:.4g}"
 
 
 def summary(result: RunSummary) -> Group:
-    """Final table: claimed and proven side by side."""
+    """Final table, with claimed and proven figures."""
     rows = facts([])
     run = f"{result['recipe']}  ({result['mechanism']}, {result['variant']}; engine {result['engine']})"
     rows.add_row("recipe", escape(run))
@@ -86,7 +86,7 @@ def exported(written: Exported) -> Table:
 
 
 def epsilon_label(status: str) -> str:
-    """Label of an accountant's epsilon under a guarantee of this status; without one it is infinite."""
+    """Label of an accountant's epsilon under a guarantee of this status; without a guarantee it is infinite."""
     return "epsilon conditional" if status == "conditional" else "epsilon proven"
 
 
@@ -102,7 +102,7 @@ def _audited(result: Mapping[str, Any]) -> str:
 
 
 def application(result: Mapping[str, Any]) -> Panel:
-    """Figures of an application: spending, then the diagnostics of a simulation."""
+    """Figures of an application: the spending, then the diagnostics of a simulation."""
     figures = result["diagnostics"]
     rows = facts([("data", f"{result['data']}: {result['rows']:,} rows over {result['clients']} clients")])
     rows.add_row("method", result.get("method") or f"{result['rule']}, {result['family']}")

@@ -12,7 +12,7 @@ _MOST = 6  # further digits that are tried
 
 
 class Distinct(Formatter):
-    """Labels with as few further digits as tell the ticks apart.
+    """Labels with as few further digits as distinguish the ticks.
 
     Args:
         label: (value, further digits) -> text.
@@ -55,7 +55,7 @@ def power_of_ten(value: float, further: int) -> str:
 
 
 def limits(low: float, high: float, most: float = math.inf) -> tuple[float, float]:
-    """Ends of an axis that do not enlarge differences below a thousandth of its values, and do not pass `most`.
+    """Ends of an axis that do not enlarge differences below a thousandth of its values, and do not exceed `most`.
 
     Example:
         >>> limits(1000.0, 1000.0), limits(0.9, 1.1, most=1.0)

@@ -1,1 +1,1 @@
-"""`fedlgm risk`: which layers of a recipe's model reveal membership, measured only on public data."""
+"""`fedlgm risk`, which measures on public data how far the layers of a recipe's model reveal membership."""

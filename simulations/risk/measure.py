@@ -48,7 +48,7 @@ class PublicExamples:
         source: their origin, in words.
         x: inputs [N, ...].
         y: targets [N, ...].
-        classes: outputs per example that a model needs for them.
+        classes: number of outputs per example that a model needs for them.
     """
 
     source: str
@@ -66,7 +66,7 @@ class Findings:
         public: origin of the examples.
         examples: number of examples.
         unseen: number of them behind the held-out errors.
-        bias_weights: public weights for convergence at the initial model, in place of `strengths` (see
+        bias_weights: public weights for convergence at the initial model, which can replace `strengths` (see
             `public_bias_weights`), [L].
     """
 
@@ -81,7 +81,7 @@ class Findings:
         return [risk.training_error if errors == "training" else risk.held_out_error for risk in self.risks]
 
     def weights(self, errors: Errors, emphasis: float) -> np.ndarray:
-        """Layer weights that `lm-dp-sgd` derives from them, float64 [L].
+        """Layer weights that `lm-dp-sgd` derives from the error rates, float64 [L].
 
         Raises:
             ConfigError: r < 1.
@@ -109,7 +109,7 @@ def public_examples(recipe: Recipe) -> PublicExamples:
     """The recipe's public examples; private examples in the same files are read and dropped.
 
     Raises:
-        FedlgmError: no such set, one that the recipe trains on, or one whose examples are not single tensors.
+        FedlgmError: there is no such set, the recipe trains on it, or its examples are not single tensors.
     """
     section, own = recipe.risk or RiskSection(), recipe.data.name
     if section.data is None and is_object(own):
@@ -156,7 +156,7 @@ def _refuse_private(section: RiskSection, private: Data) -> None:
 
 
 def input_shape(recipe: Recipe) -> tuple[int, ...]:
-    """Shape of one of the recipe's inputs; read from the files if their names do not give it.
+    """Shape of one of the recipe's inputs, read from the files if their names do not give it.
 
     Example:
         >>> from simulations.config.recipe import load
@@ -174,7 +174,7 @@ def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     Source: LM-DP-SGD paper, Appendix E.1.
 
     Raises:
-        ConfigError: inputs of another shape that are not images.
+        ConfigError: the inputs have another shape and are not images.
 
     Example:
         >>> fitted(torch.zeros(5, 3, 16, 16), (1, 8, 8)).shape
@@ -201,7 +201,7 @@ def measure(
     seed: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Findings:
-    """Layer risk of a model's architecture. It sees only its arguments, and so no private example.
+    """Layer risk of a model's architecture. The function sees only its arguments, and so no private example.
 
     Args:
         model: the recipe's section.
@@ -214,7 +214,7 @@ def measure(
         progress: see `layer_risk`.
 
     Raises:
-        ConfigError: too few examples, or a model that does not take them.
+        ConfigError: there are too few examples, or the model does not take them.
     """
     x = public.x if shape is None else fitted(public.x, shape)
     shape = tuple(x.shape[1:])
@@ -232,7 +232,7 @@ def measure(
 def risk_of(
     recipe: Recipe, seed: int | None = None, progress: Callable[[int, int, str], None] | None = None
 ) -> Findings:
-    """Layer risk of a recipe's model, by its section [risk]; see `measure`, and docs/how-to/layer-risk.md for a run.
+    """Layer risk of a recipe's model, by its section [risk] (see `measure`). docs/how-to/layer-risk.md has a run.
 
     Raises:
         FedlgmError: a mistake in the recipe or its public data.

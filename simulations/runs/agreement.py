@@ -1,7 +1,7 @@
 """Checks that a finished run's summary states the privacy of its recipe and ledger.
 
-A summary is a plain file: anyone who can write to the run's folder can change it. Readers of its epsilon call this
-first; they take the guarantee's sentence from the recipe (`protection`).
+A summary is a plain file, and anyone who can write to the run's folder can change it. Readers of its epsilon make this
+check first, and take the guarantee's sentence from the recipe (`protection`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulations.runs.rows import RunSummary
 from simulations.runs.stopping import reported_epsilon
 
 _TOLERANCE = 1e-3
-"""Relative: other versions of the accountant compute an epsilon slightly differently."""
+"""Relative tolerance, since other versions of the accountant compute an epsilon slightly differently."""
 
 
 def check_summary(

@@ -1,4 +1,4 @@
-"""Checkpoints: everything that later rounds depend on, one safetensors file each."""
+"""Checkpoints, which hold everything that later rounds depend on, in one safetensors file each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Checkpoint:
         optimizer: state of the server's optimizer.
         head: the ledger's head; empty without a ledger.
         noise: `NoiseRings.digest` of its rounds, if noise is correlated.
-        keys: name of the keys that drew the participants; it reveals nothing about them.
+        keys: name of the keys that drew the participants, which reveals nothing about them.
     """
 
     transcript: Transcript
@@ -45,7 +45,7 @@ class Checkpoints:
     """The newest checkpoints of a run.
 
     Args:
-        path: their folder, which exists.
+        path: existing folder of the checkpoints.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +65,7 @@ class Checkpoints:
         return next((int(text) for text in said if text.isdigit()), 0)
 
     def plan(self) -> dict[str, Any]:
-        """JSON form of the last plan, from the newest checkpoint that has one; else empty."""
+        """JSON form of the last plan, from the newest checkpoint that has one; otherwise empty."""
         texts = (_metadata(file).get("plan", "") for file in reversed(self.files()))
         try:
             return next((dict(json.loads(text)) for text in texts if text), {})
@@ -103,8 +103,8 @@ class Checkpoints:
             layers: layers of the run's model.
 
         Raises:
-            RunError: there are checkpoints, but none can be read, they belong to a model of another size, or the newest
-                one holds no state that a run can have.
+            RunError: there are checkpoints, but none can be read, they belong to a model of another size, or the
+                newest one holds no state that a run can have.
         """
         found = self._newest(layers)
         if found is None:
@@ -124,7 +124,7 @@ class Checkpoints:
         )
 
     def model(self, layers: LayerTable) -> Tensor | None:
-        """The model of the newest checkpoint that can be read, [D], or None; the run's mechanism is not needed for it.
+        """The model of the newest checkpoint that can be read, [D], or None. The run's mechanism is not needed.
 
         Args:
             layers: layers of the run's model, in any grouping.
@@ -139,7 +139,7 @@ class Checkpoints:
         """The module, changed in place, with the model of the newest checkpoint, in evaluation mode.
 
         Raises:
-            RunError: there is no checkpoint; or see `latest`.
+            RunError: there is no checkpoint, or as in `latest`.
         """
         model = self.model(layers)
         if model is None:

@@ -22,7 +22,7 @@ class DivergedFile:
         self._path = path
 
     def write(self, error: DivergedError) -> DivergedError:
-        """Write it down.
+        """Write the record.
 
         Returns:
             The error with the folder in its message.

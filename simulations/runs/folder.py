@@ -1,6 +1,6 @@
-"""A run is a folder: recipe, metrics, ledger, checkpoints, TensorBoard events, report.
+"""A run's folder, with recipe, metrics, ledger, checkpoints, TensorBoard events and report.
 
-Files under `private/` (mode 0600) are for the run's operator alone: they show who took part, or hold the keys of its
+Files under `private/` (mode 0600) are only for the run's operator: they show who took part, or hold the keys of its
 noise.
 """
 
@@ -38,7 +38,7 @@ from simulations.runs.row_file import RowFile
 from simulations.runs.rows import FullRow, RunSummary
 
 SEARCH = "search.json"
-"""Terms of a search, only in the folder of a search."""
+"""Terms of a search, which only the folder of a search has."""
 
 
 class RunFolder:
@@ -77,7 +77,7 @@ class RunFolder:
         """An existing run.
 
         Raises:
-            RunError: not a run folder, such as that of a search.
+            RunError: the folder is not a run's, but for example that of a search.
         """
         folder = cls(path)
         if (path / SEARCH).is_file():
@@ -95,7 +95,7 @@ class RunFolder:
     result_file = Under("result.json")
     """The final summary, written once at the end."""
     audit_file = Under("private/audit.json")
-    """Audit of a run by its canaries; it depends on values before the noise, so it is not released."""
+    """Audit of a run by its canaries, which depends on values before the noise and is therefore not released."""
 
     @property
     def provenance(self) -> ProvenanceFile:
@@ -160,7 +160,7 @@ class RunFolder:
         """The guarantee in one sentence, from the recipe and not from the summary, which may have been edited.
 
         Raises:
-            LedgerError: what the mechanism guaranteed is not known.
+            LedgerError: the mechanism's guarantee is not known.
         """
         with Ledger(self.ledger_file) as ledger:
             return self._guarantee(ledger).sentence(noise_reproducible=self.recipe().run.seed is not None)
@@ -196,7 +196,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock this run against all other processes; the kernel releases the lock when this process ends.
+        """Lock this run against all other processes. The operating system releases the lock when this process ends.
 
         Raises:
             RunError: another process works on it.
@@ -223,17 +223,17 @@ class RunFolder:
 
     @property
     def canaries(self) -> RowFile:
-        """The canaries' observations in each round of an audited run; they show which were in."""
+        """The canaries' observations in each round of an audited run, which show which canaries were in."""
         return RowFile(self.private / "canaries.jsonl", private=True)
 
     def append(self, row: Mapping[str, Any], private: Mapping[str, Any] | None = None) -> None:
-        """Add one round's row, and the operator's own."""
+        """Add one round's row, and the operator's row."""
         if private is not None:
             self.diagnostics.append(private)
         self.metrics.append(row)
 
     def rows(self, private: bool = False) -> list[FullRow]:
-        """All complete rows; a row truncated by a crash is dropped.
+        """All complete rows, without a row that was truncated by a crash.
 
         Args:
             private: whether each row also holds the operator's figures.
@@ -243,7 +243,7 @@ class RunFolder:
         return [cast(FullRow, own.get(row["round"], {}) | row) for row in rows]
 
     def audited(self) -> RunSummary:
-        """The canaries' audit of a finished run, for only its operator; empty for a run that was not audited.
+        """The canaries' audit of a finished run, only for its operator; empty for a run that was not audited.
 
         Raises:
             RunError: the file is damaged.
@@ -256,7 +256,7 @@ class RunFolder:
             file.truncate(round)
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the final summary; the run's noise will not be drawn again, so its keys are removed."""
+        """Write the final summary. The run's noise will not be drawn again, so its keys are removed."""
         strict_json.write(self.result_file, result)
         self.forget_noise()
 
@@ -273,7 +273,7 @@ class RunFolder:
         """The run's correlated noise so far.
 
         Raises:
-            RunError: the noise of released rounds, which later noise depends on, cannot be drawn again.
+            RunError: the noise of released rounds, on which later noise depends, cannot be drawn again.
         """
         if seed is not None:
             return RunNoise()
@@ -293,7 +293,7 @@ class RunFolder:
     def keys(self, seed: int | None, checkpoint: Checkpoint | None = None) -> tuple[KeyRing, int]:
         """The run's key ring, and the last row of the ledger whose release cannot be repeated.
 
-        A run without a seed keeps its root, from the operating system, in a private file until it is finished: a round
+        A run without a seed keeps its root, from the operating system, in a private file until it is finished. A round
         that was released before an interruption is then released again unchanged, at no further cost. If the file is
         lost, earlier charged rounds are released again with fresh noise and charged again; a run whose rounds are one
         mechanism cannot continue.
@@ -314,7 +314,7 @@ class RunFolder:
             return ledger.position()
 
     def result(self) -> RunSummary | None:
-        """The final summary of a finished run, else None.
+        """The final summary of a finished run, otherwise None.
 
         Raises:
             RunError: the file is damaged.
@@ -323,7 +323,7 @@ class RunFolder:
 
     @property
     def diverged(self) -> DivergedFile:
-        """The run's divergence, if its last attempt diverged."""
+        """The run's divergence, if its last attempt diverged; otherwise None."""
         return DivergedFile(self.path / "diverged.json")
 
     def finished(self) -> RunSummary:
@@ -331,7 +331,7 @@ class RunFolder:
 
         Raises:
             RunError: the run is not finished, or the file is damaged.
-            LedgerError: see `verify`.
+            LedgerError: as in `verify`.
         """
         result = self.result()
         if result is None:

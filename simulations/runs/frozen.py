@@ -1,4 +1,4 @@
-"""Check at the end of a run with frozen parameters that the others have moved and these have not."""
+"""Check at the end of a run with frozen parameters: these have not moved, and all others have."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class FrozenBase:
         self._digest = fixed_digest(module) if frozen else ""
 
     def check(self, final: Transcript) -> RunSummary:
-        """Compare with the model after the last round; nothing for a model without frozen parameters.
+        """Compare with the model after the last round; a model without frozen parameters is not checked.
 
         Returns:
-            `base_sha256`, and as `unmoved` the parameters that still have their initial values. A warning names them.
+            `base_sha256`, and in `unmoved` the parameters that still have their initial values, which a warning names.
 
         Raises:
             RunError: the frozen parameters or buffers have changed.

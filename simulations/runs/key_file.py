@@ -1,7 +1,7 @@
 """The root of an unseeded run's keys, in a private file until the run is finished.
 
-A reader of the file and of the run's releases can compute the sums: it is kept under `private/`, and a checkpoint holds
-only a name of it.
+A reader of the file and of the run's releases can compute the sums. The file is therefore kept under `private/`, and a
+checkpoint holds only a name of the root.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class KeyFile:
         self.path = path
 
     def settled(self, charged: int, needed: bool, name: str | None) -> tuple[KeyRing, int]:
-        """The ring and `charged` as it was when its root was drawn; draws a root if the file is missing.
+        """The ring, and `charged` at the time when its root was drawn. If the file is missing, a root is drawn.
 
         Args:
             charged: position of the ledger.
-            needed: whether the run cannot continue by other keys.
+            needed: whether the run cannot continue with other keys.
             name: name of the keys that the last checkpoint states; None without a checkpoint.
 
         Raises:
-            RunError: the file is damaged, or missing or another one although it is needed.
+            RunError: the file is damaged, or it is missing or another one although it is needed.
         """
         if not self.path.is_file():
             if charged and needed:
@@ -77,7 +77,7 @@ class KeyFile:
             draft.unlink(missing_ok=True)
 
     def read(self) -> tuple[KeyRing, int]:
-        """The key ring, and `charged` as it was when the root was drawn.
+        """The key ring, and `charged` at the time when the root was drawn.
 
         Raises:
             ValueError: the file is damaged.
@@ -87,5 +87,5 @@ class KeyFile:
 
 
 def name_of(keys: KeyRing) -> str:
-    """Name of a ring that reveals nothing about it, hexadecimal."""
+    """Name of a ring, hexadecimal, which reveals nothing about it."""
     return hashlib.sha256(keys.derive(b"name").root.to_bytes(16, "little")).hexdigest()

@@ -1,8 +1,8 @@
-"""The rings of a run's correlated noise, in a private file: one line per round, on disk before that round is released.
+"""The rings of a run's correlated noise, in a private file with one line per round, written before its release.
 
-The noise of every later round depends on them, so a run continues only if they are complete. A reader of the file and
-of the run's releases can compute the sums: it is kept under `private/`, never in a checkpoint, and removed when the run
-is finished.
+The noise of every later round depends on the rings, so a run continues only if they are complete. A reader of the file
+and of the run's releases can compute the sums. The file is therefore kept under `private/`, never in a checkpoint, and
+removed when the run is finished.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class NoiseFile(NoiseRings):
     """Rings that survive their process.
 
     Args:
-        path: the file; created with the first ring.
+        path: the file, which is created with the first ring.
 
     Raises:
         RunError: the file is damaged.
@@ -55,7 +55,7 @@ class NoiseFile(NoiseRings):
             )
 
     def keep(self, round: int, ring: KeyRing) -> None:
-        """Store the ring of a round on disk; the last one of a round counts."""
+        """Store the ring of a round on disk; the last ring of a round counts."""
         super().keep(round, ring)
         line = f"{round} {ring.root:032x}\n".encode("ascii")
         self._path.parent.mkdir(mode=0o700, exist_ok=True)

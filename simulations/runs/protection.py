@@ -1,8 +1,8 @@
 """A run's guarantee in words, derived again from its recipe.
 
-Summary and checkpoints are plain files: anyone who can write to the run's folder can change their words. The recipe is
-part of the identity of the ledger's owner, so readers take the words from it. A user's mechanism states its guarantee
-in the ledger's rows.
+Summary and checkpoints are plain files, and anyone who can write to the run's folder can change their words. The
+recipe is part of the identity of the ledger's owner, so readers take the words from it. A user's mechanism states its
+guarantee in the ledger's rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from simulations.config.recipe import Recipe
 
 
 def is_own(recipe: Recipe) -> bool:
-    """Whether the mechanism is a user's: its plans then state its guarantee, and the ledger's rows keep it."""
+    """Whether the mechanism is a user's. Its plans then state its guarantee, which the ledger's rows keep."""
     return is_object(recipe.mechanism.name) or is_reference(recipe.mechanism.name)
 
 
@@ -34,15 +34,15 @@ def guarantee_of(
 ) -> Guarantee:
     """The guarantee of a recipe's run with one of the library's mechanisms.
 
-    The words do not depend on the model's values, and on the amount of noise only where they state a second epsilon
-    (`NoisedBy.against`). So nothing is calibrated, built or loaded.
+    The words do not depend on the model's values. They depend on the amount of noise only if they state a second
+    epsilon (`NoisedBy.against`). So nothing is calibrated, built or loaded.
 
     Args:
         recipe: the recipe.
         sizes: d_j of the mechanism's layers, by name.
         amplified: whether steps sample fewer than all examples; used if the server adds noise to steps, because the
             recipe does not give the number of examples.
-        multiplier: of the run's plan; None: calibrated if a second epsilon is stated.
+        multiplier: noise multiplier of the run's plan; None calibrates it if a second epsilon is stated.
 
     Example:
         >>> from simulations.config.recipe import load

@@ -22,7 +22,7 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
 
     Args:
         assembly: the run's objects.
-        nodes: which nodes serve which clients.
+        nodes: assignment of nodes to clients.
     """
     made: Provenance = {
         "clients": "simulated clients" if nodes.simulated else "real nodes",

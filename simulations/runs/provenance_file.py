@@ -1,4 +1,4 @@
-"""A run's provenance in a public file; a continued run must have the same."""
+"""A run's provenance in a public file, which a continued run must share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulations.runs.rows import Provenance
 
 
 class ProvenanceFile:
-    """See `simulations.runs.provenance` for what it holds.
+    """The file; `simulations.runs.provenance` describes its content.
 
     Args:
         path: the file, in the run's folder.
@@ -41,7 +41,7 @@ class ProvenanceFile:
         """Sizes of the run's layers by name.
 
         Raises:
-            LedgerError: the run has stored none.
+            LedgerError: the run has stored no sizes.
         """
         found = self.read().get("layers")
         if not found:
@@ -52,7 +52,7 @@ class ProvenanceFile:
         return dict(found)
 
     def settle(self, provenance: Provenance) -> None:
-        """Write the run's provenance, or check that the run is continued with the same clients and objects.
+        """Write the run's provenance, or check that the run continues with the same clients and objects.
 
         Raises:
             RunError: the run had other objects, or other clients (simulated ones or real nodes).
@@ -92,7 +92,7 @@ class ProvenanceFile:
                 raise RunError(f"{self._run} was run with another {what} than this one, which cannot stand in for it")
 
     def check_named(self, given: Iterable[str]) -> None:
-        """Refuse objects that replace what the run took from its recipe.
+        """Refuse objects that replace parts that the run took from its recipe.
 
         Raises:
             RunError: the message names the object.

@@ -1,4 +1,4 @@
-"""Turns finished rounds into metrics, checkpoints, trackers' figures and progress, while the next round trains."""
+"""Records finished rounds as metrics, checkpoints, trackers' figures and progress, while the next round trains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Recorder:
     """Receives each finished round and records it in its own thread, in order.
 
     A round's metrics are written before its checkpoint, so a run that is resumed from a checkpoint has all rows up to
-    it.
+    the checkpoint.
 
     Args:
         assembly: the run's objects.
@@ -71,7 +71,8 @@ class Recorder:
     def check_stopped(self) -> None:
         """Raise StoppedEarly if the run's rule for stopping holds.
 
-        A run that released a round twice goes on: it costs more than the budget, which it would state if it ended.
+        A run that released a round twice goes on, because it costs more than the budget that it would state if it
+        ended.
         """
         if self._rule is not None and self._rule.holds(self._folder.rows()):
             with Ledger(self._folder.ledger_file) as ledger:
@@ -79,7 +80,7 @@ class Recorder:
                     raise StoppedEarly
 
     def close(self) -> None:
-        """Wait until everything is written; raises errors of the recording thread."""
+        """Wait until everything is written, and raise errors of the recording thread."""
         try:
             while self._pending:
                 self._pending.popleft().result()
@@ -87,12 +88,12 @@ class Recorder:
             self._thread.shutdown(wait=True)
 
     def checkpoint(self) -> None:
-        """Write a checkpoint after the last finished round if it has none; call it after `close`."""
+        """Write a checkpoint after the last finished round if it has none. Call this after `close`."""
         if self._finished is not None and self._folder.checkpoints.rounds() < self._finished[0].rounds:
             self._folder.save(*self._finished)
 
     def figures(self, transcript: Transcript) -> Figures:
-        """The task's metrics of the current model on the test set; epsilon proven and claimed so far."""
+        """The task's metrics of the current model on the test set, and the epsilon proven and claimed so far."""
         if self._latest[0] != transcript.rounds:
             self._latest = transcript.rounds, self._measure(transcript)
         return self._latest[1].copy()

@@ -1,4 +1,4 @@
-"""A run's rows: one JSON object per line, each of a round."""
+"""A run's rows, with one JSON object per line and round."""
 
 from __future__ import annotations
 

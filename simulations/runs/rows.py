@@ -19,11 +19,12 @@ class Figures(TypedDict, total=False):
     """A model's figures on the test set, and its spent budget.
 
     Attributes:
-        loss, accuracy, metrics: metrics of the current model on the test set: all of the task's, and two of them by
-        name (`accuracy` if the task has one).
+        loss, accuracy, metrics: metrics of the current model on the test set: all metrics of the task, and two of them
+            by name (`accuracy` if the task has one).
         headline: name of the metric that summarises the run.
-        epsilon, claimed_epsilon: spent so far.
-        readers_epsilon: under distributed trust, of those who see released models alone; `epsilon` is the server's.
+        epsilon, claimed_epsilon: spending so far.
+        readers_epsilon: epsilon against readers of only the released models, under distributed trust; `epsilon` is
+            against the server.
     """
 
     loss: float
@@ -39,7 +40,7 @@ class RunSummary(Figures, total=False):
     """Summary of a finished run.
 
     Attributes:
-        run: its folder.
+        run: folder of the run.
         recipe, engine, mechanism, variant, rounds, unit, delta: settings of the run.
         noise_reproducible: whether the seed is public, so that the noise can be drawn again.
         guarantee, guarantee_status: the sentence beside epsilon, and "proven", "conditional" or "none".
@@ -47,9 +48,9 @@ class RunSummary(Figures, total=False):
         noise_backend, device: generator of the noise, and device of the training.
         model_sha256: hash of the final model as one flat float32 vector.
         ledger_head: the ledger's head.
-        base_sha256, unmoved: of a model with frozen parameters: their hash, and the parameters that no round changed.
-        audited_epsilon, audit_method, audit_confidence, audit_passed: with `run.audit`; for the operator alone.
-        failures, seconds_per_round, seconds: for the operator alone; not kept in the run's folder.
+        base_sha256, unmoved: for a model with frozen parameters, their hash, and the parameters that no round changed.
+        audited_epsilon, audit_method, audit_confidence, audit_passed: results of `run.audit`, only for the operator.
+        failures, seconds_per_round, seconds: figures only for the operator, which are not kept in the run's folder.
         report: file of the report, if written.
     """
 
@@ -82,7 +83,7 @@ class RunSummary(Figures, total=False):
 
 
 class LayerRow(TypedDict):
-    """One layer of a release: coordinates, bound s_j, noise scale, budget share, SNR, noise on the mean.
+    """One layer of a release, with coordinates, bound s_j, noise scale, budget share, SNR and noise on the mean.
 
     A layer that is not released has no noise scale in the file.
     """
@@ -101,16 +102,16 @@ class RoundRow(Figures, total=False):
     """Public figures of a round: functions of the plan and of the releases.
 
     Attributes:
-        round: number, from 1.
+        round: number of the round, from 1.
         noise_norm: root mean square l2 norm of the noise in the released mean, by the plan.
-        noise_scale: the same for the actual participants (local trust, where participation is visible, and published
-            variants); its sum over the rounds is the "noise scale" of `fedlgm compare`.
+        noise_scale: the same norm for the actual participants (local trust, where participation is visible, and
+            published variants); its sum over the rounds is the "noise scale" of `fedlgm compare`.
         layer_noise: root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not
             released.
         clip: bounds s_j, [K].
         sigma: noise scales sigma_j, [K]; None where not released. For noise correlated over rounds it is the scale of
             z.
-        snr: s_j^2 / (d_j sigma_j^2), [K], by the round's own noise: see `ReleasePlan.round_sigma`.
+        snr: s_j^2 / (d_j sigma_j^2), [K], for the round's own noise (see `ReleasePlan.round_sigma`).
         share: budget shares p_j, [K].
         released: number of released layers.
         score: scores behind the plan, [K], if the mechanism has any.
@@ -137,7 +138,7 @@ class RoundRow(Figures, total=False):
 
 
 class Source(TypedDict):
-    """Source of a user's code in a run: the name in the recipe, its file and the file's SHA-256."""
+    """Source of a user's code in a run, with the name in the recipe, the file and its SHA-256."""
 
     name: str
     file: str
@@ -154,7 +155,7 @@ class Provenance(TypedDict, total=False):
         layers: d_j by name.
         versions: versions of the installed packages.
         labels: names of the classes, if they have names.
-        trained_by: PyTorch or the compiled kernel, and why `training.kernel = "auto"` became PyTorch.
+        trained_by: PyTorch or the compiled kernel, and the reason why `training.kernel = "auto"` became PyTorch.
     """
 
     clients: str
@@ -176,7 +177,7 @@ class FailureRow(TypedDict):
 
 
 class PrivateFigures(TypedDict, total=False):
-    """A round's figures for only the run's operator, since they depend on who took part.
+    """A round's figures only for the run's operator, since they depend on who took part.
 
     Attributes:
         cohort: clients drawn.
@@ -202,14 +203,14 @@ class PrivateRow(PrivateFigures):
 
 
 class FullRow(RoundRow, PrivateFigures, total=False):
-    """A round as its operator sees it: the public row and the private figures."""
+    """A round for its operator: the public row with the private figures."""
 
 
 OnRound = Callable[[FullRow], None]
 
 
 def excerpt(names: Iterable[str], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary's values by these names, as far as it has them."""
+    """Those of a summary's values that these names select."""
     return {name: summary[name] for name in names if name in summary}
 
 
@@ -247,7 +248,7 @@ def _planned(plan: ReleasePlan) -> RoundRow:
 
 
 def released_figures(transcript: Transcript) -> RoundRow:
-    """Figures of the last release, including its noise: post-processing, so they cost nothing."""
+    """Figures of the last release, including its noise. They are post-processing, so they cost nothing."""
     mean, plan = transcript.mean, transcript.plan
     if mean is None or plan is None or plan.size == 0:
         return {}
@@ -273,7 +274,7 @@ def private_row(record: RoundRecord) -> PrivateRow:
 
 
 def noise_scale(record: RoundRecord) -> float:
-    """Expected l2 norm of the noise in the released mean, all layers and all noising parties together."""
+    """Expected l2 norm of the noise in the released mean, over all layers and all noising parties."""
     plan = record.plan
     if "noise_norm" in record.notes:
         return math.sqrt(float(np.square(record.notes["noise_norm"]).sum())) / plan.denominator

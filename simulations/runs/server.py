@@ -1,4 +1,4 @@
-"""The server side of a run: called by every engine's ServerApp."""
+"""The server side of a run, which every engine's ServerApp calls."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def serve(
         folder: the run's folder; a checkpoint in it is continued.
         engine: name of the engine, for the summary.
         progress: called with each round's row, the operator's own figures included.
-        nodes: which nodes serve which clients; by default workers of a simulation, any of which serves any client.
+        nodes: assignment of nodes to clients; by default workers of a simulation, any of which serves any client.
         trackers: objects that follow the run, in addition to the recipe's trackers.
 
     Raises:
         DivergedError: a round's model is NaN or infinite. Earlier rounds are kept, with a checkpoint of the last.
-        FedlgmError: any other end of a run, in one clear message.
+        FedlgmError: the run ends for another reason; the message says why.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     nodes = nodes or AnyNode(assembly.efforts)

@@ -1,4 +1,4 @@
-"""JSON for every reader: infinity and NaN are strings.
+"""JSON for every reader, in which infinity and NaN are strings.
 
 An epsilon is infinite if a release is not private, and a loss is NaN if a model has diverged.
 """
@@ -29,7 +29,7 @@ def loads(text: str) -> Any:
     """Inverse of `dumps`; also reads the bare Infinity and NaN that earlier versions wrote.
 
     Raises:
-        ValueError: not JSON.
+        ValueError: the text is not JSON.
     """
     return _numbers(json.loads(text))
 

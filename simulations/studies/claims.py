@@ -26,10 +26,10 @@ class Claim(BaseModel):
 
     Attributes:
         says: the statement, in one sentence.
-        paper: the figures that the paper prints for it; empty if it prints none.
+        paper: figures that the paper prints for the statement; empty if it prints none.
         a: label of a method.
-        b: label of the method that it is compared with; not used with `along`.
-        along: a key of the grid: `a` at its last value is compared with `a` at its first.
+        b: label of the method with which `a` is compared; not used with `along`.
+        along: a key of the grid; `a` at its last value is compared with `a` at its first.
         at: values of the grid's keys to which the statement is restricted.
         metric: column of the frame; default: the task's headline.
         expect: expected order of `a`'s figures: "higher", "lower", or "equal", which means within `margin`.
@@ -63,9 +63,9 @@ class Checked:
 
     Attributes:
         says, paper, metric, expect: see `Claim`.
-        mean, low, high, p: statistics of the difference, paired by seed over all its cells; see `Difference`. NaN if
-        fewer than two seeds have figures of both sides.
-        p_holm: adjusted for the study's claims of a direction; 1 for "equal", which the interval decides.
+        mean, low, high, p: statistics of the difference, paired by seed over all its cells (see `Difference`). NaN if
+            fewer than two seeds have figures of both sides.
+        p_holm: p adjusted for the study's claims of a direction; 1 for "equal", which the interval decides.
         seeds: number of pairs.
         outcome: see `check`.
     """
@@ -83,7 +83,7 @@ class Checked:
     outcome: Outcome
 
     def found(self) -> str:
-        """The difference in words, shares in points of percent."""
+        """The difference in words, with shares in percentage points."""
         if math.isnan(self.mean):
             return "fewer than two seeds"
         scale, unit = (100, " points") if is_share(self.metric) else (1, "")
@@ -100,7 +100,7 @@ def check(claims: Sequence[Claim], frame: DataFrame, keys: Sequence[str], headli
     """Test claims on a study's figures.
 
     A direction is reproduced if the difference has it and its p-value, adjusted by Holm's method over the study's
-    claims of a direction, is below 0.05; it is refuted if the difference has the other direction at that level.
+    claims of a direction, is below 0.05. It is refuted if the difference has the other direction at that level.
     Equality is reproduced if the 95 % interval lies within the margin, and refuted if it lies outside. All other cases
     are undecided.
 

@@ -111,10 +111,10 @@ def compare(
     out: Path | None,
     as_json: bool,
 ) -> Group | Row:
-    """A study of methods, budgets and partitions, as tables; or all figures with `as_json`.
+    """A study of methods, budgets and partitions, as tables, or as all figures with `as_json`.
 
     Args:
-        recipe: see `simulations.studies.jobs.jobs`, like the next five.
+        recipe: see `simulations.studies.jobs.jobs`, as for the next five arguments.
         methods: labels.
         seeds: repetitions.
         overrides: changes.
@@ -123,7 +123,7 @@ def compare(
         engine: engine that trains.
         workers: processes that take one run each.
         attacks: see `simulations.attacks.measured.Attacks.parse`.
-        inception: likewise.
+        inception: see `simulations.attacks.measured.Attacks.parse`.
         out: folder of the runs.
         as_json: whether to return figures instead of tables.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 LAST = 5
-"""Evaluated rounds at a run's end whose mean is its figure, as in the papers."""
+"""Number of evaluated rounds at a run's end whose mean is its figure, as in the papers."""
 
 _OF_A_CELL = ("delta", "guarantee", "guarantee_status", "noise_reproducible")
 _NOISES = {"noise_scale": "noise scale", "model_noise": "noise of the model"}
@@ -38,12 +38,12 @@ _NAMES = {"privacy.epsilon": "epsilon_budget", "data.partition": "partition", "s
 def summarise(found: Study) -> Row:
     """Figures of a finished comparison.
 
-    A run's headline is its mean over the last `LAST` evaluated rounds; `noise_scale` sums the norms of the noise in the
-    rounds' means; `model_noise` is the noise in the last model, see `model_noise`. Methods are compared as
-    `Study.difference` does it.
+    A run's headline metric is its mean over the last `LAST` evaluated rounds. `noise_scale` sums the norms of the
+    noise in the rounds' means; `model_noise` is the noise in the last model (see the function). Methods are compared
+    as in `Study.difference`.
 
     Args:
-        found: the runs, see `simulations.studies.jobs.jobs`.
+        found: the runs (see `simulations.studies.jobs.jobs`).
 
     Returns:
         "methods", one row per run in "runs" and per cell (method, budget, partition) in "cells", the first method's
@@ -105,7 +105,7 @@ def _renamed(rows: Sequence[Row]) -> list[Row]:
 
 
 def tables(summary: Row) -> Group:
-    """Accuracy, noise and privacy of every cell, the first method's lead, and the sentences that belong to them."""
+    """Accuracy, noise and privacy of every cell, the first method's lead, and the explanatory sentences."""
     cells, score = summary["cells"], summary["headline"]
     columns = ("method", "budget", "partition", score, *_NOISES.values(), "guarantee", "proven", "claimed", "seconds")
     made = table("Accuracy, noise and privacy spent", columns, left=("method", "partition", "guarantee"), keys=3)

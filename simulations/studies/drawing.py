@@ -1,4 +1,4 @@
-"""Pictures of a study: a metric over a key of the grid, or over the rounds."""
+"""Pictures of a study, which show a metric over a key of the grid, or over the rounds."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ class StudyFile(BaseModel):
     """Content of a study's file.
 
     Attributes:
-        name: name of the study; default: its file's.
-        title: one line about it.
+        name: name of the study; default: name of its file.
+        title: title in one line.
         paper: the table or figure that it reproduces, such as "002, Table 3".
         data: required data, and where to get them; empty for bundled data.
         recipe: bundled name or path.
@@ -54,13 +54,13 @@ class StudyFile(BaseModel):
         grid, search, search_seeds: see `simulations.study`.
         set: changes of the recipe for all runs.
         quick: further changes, for a short trial.
-        claims: what the paper says about it.
-        x: key over which the picture is drawn, or "round"; see `Study.plot`.
-        y: metric of the picture, likewise.
-        metrics: columns of the table; see `Study.table`.
+        claims: the paper's claims.
+        x: key over which the picture is drawn, or "round" (see `Study.plot`).
+        y: metric of the picture (see `Study.plot`).
+        metrics: columns of the table (see `Study.table`).
 
-    In a file, `extends` names a bundled study whose values hold where the file has none; a section replaces the
-    section.
+    In a file, `extends` names a bundled study that supplies the values which the file lacks. A section of the file
+    replaces the whole section.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -83,11 +83,11 @@ class StudyFile(BaseModel):
 
 
 class Elsewhere(BaseModel):
-    """A table or figure that no grid of runs makes.
+    """A table or figure that no grid of runs reproduces.
 
     Attributes:
-        title: one line about it.
-        paper: the table or figure that it stands for.
+        title: title in one line.
+        paper: the paper's table or figure.
         command: the command that makes it; empty if there is none.
         why: the reason if there is no command.
     """
@@ -104,7 +104,7 @@ class Elsewhere(BaseModel):
 
 
 def elsewhere() -> dict[str, Elsewhere]:
-    """The papers' tables and figures that are no studies, by name.
+    """The papers' tables and figures that are not studies, by name.
 
     Example:
         >>> print(elsewhere()["003-table-3"])
@@ -128,7 +128,7 @@ def load(study: str) -> StudyFile:
     """A bundled study, or one in a file.
 
     Raises:
-        ConfigError: no such study, not TOML, or an unknown key.
+        ConfigError: there is no such study, the file is not TOML, or a key is unknown.
 
     Example:
         >>> load("004-table-2").recipe
@@ -165,12 +165,12 @@ def asked(
     Args:
         name: name of the study, or of a recipe if there is a grid.
         grid: "key=value,value", in addition to the study's.
-        search: likewise.
+        search: "key=value,value", in addition to the study's search.
         overrides: "section.key=value", in addition to the study's changes.
         quick: whether to apply the study's `quick` changes, with one seed.
 
     Raises:
-        ConfigError: see `load` and `simulations.config.grids.parsed`; or neither a study nor a grid.
+        ConfigError: as in `load` and `simulations.config.grids.parsed`; or there is neither a study nor a grid.
     """
     from simulations.config import recipe as recipes
 

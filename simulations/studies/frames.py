@@ -63,7 +63,7 @@ def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> DataFrame:
 
 
 def cells(frame: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> DataFrame:
-    """One row per cell: n, mean, interval and standard deviation of the metrics, the largest epsilons."""
+    """One row per cell, with n, mean, interval and standard deviation of the metrics, and the largest epsilons."""
     import pandas as pd
 
     rows = []
@@ -100,7 +100,7 @@ def latex(table: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> str:
 
 
 def cells_of(frame: DataFrame, keys: list[str], values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The values of some columns, each combination once, in order; those of a mapping are fixed."""
+    """The combinations of some columns' values, each once, in order; those of a mapping are fixed."""
     seen = set()
     for _, row in frame.iterrows():
         cell = {key: row[key] for key in keys}
@@ -124,9 +124,9 @@ def metrics_of(frame: DataFrame, keys: Sequence[str]) -> list[str]:
 
 
 def metrics_at(path: Path, own: Own) -> dict[str, float]:
-    """A finished run's metrics; what was not measured in the run is measured on its final model.
+    """A finished run's metrics. Those that were not measured in the run are measured on its final model.
 
-    The names that `own.evaluate` gives are unknown before its call, so it is called again.
+    The names that `own.evaluate` returns are unknown before its call, so it is called again.
     """
     folder = RunFolder.open(path)
     result = folder.result()

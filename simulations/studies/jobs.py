@@ -1,4 +1,4 @@
-"""The runs of a study: their list, recipes and noise keys."""
+"""The runs of a study, with their recipes and noise keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NO_AXIS = ("name", "title", *_NAMING, "run.seed", "model.seed")
 _PLAIN_NAME = re.compile(r"[^\w.+=-]+")
 _LONGEST = 100
 MODEL = "model"
-"""The grid's key of models, see `simulations.studies.networks`."""
+"""The grid's key of models (see `simulations.studies.networks`)."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Job:
         epsilon: budget; None for runs without privacy, which have no budget.
         partition: partition scheme.
         repetition: number of the repetition, from 0.
-        recipe: everything that the run does.
+        recipe: complete recipe of the run.
         folder: name of the run's folder.
         point: its values of the grid's keys.
         own: its Python objects.
-        refused: why the run cannot be started; empty if it can.
+        refused: reason why the run cannot be started; empty if it can.
     """
 
     method: str
@@ -75,22 +75,22 @@ def jobs(
     epsilons: Sequence[float] = (),
     partitions: Sequence[str] = (),
 ) -> list[Job]:
-    """The runs of a comparison: a study of methods, budgets and partitions, the first method's first.
+    """The runs of a comparison, that is, of a study of methods, budgets and partitions, with the first method's first.
 
     Args:
         recipe: bundled name or path; its mechanism section gives options to every method that has them.
         methods: "mechanism", "mechanism:variant" or "package.module:Class"; None compares the recipe's own mechanism
-            with plain ones, see `simulations.studies.methods.usual`.
+            with plain ones (see `simulations.studies.methods.usual`).
         seeds: repetitions of each method. With a seed in the recipe a run's keys are derived from it and from all
             settings of the run; without one they come from the operating system. Repetitions of all methods start from
             the same initial models, which are public.
         overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one of them. Keys of [mechanism]
             reach the methods that have such an option.
         epsilons: budgets; the recipe's own if empty.
-        partitions: partition schemes; the recipe's own if empty. Options that a scheme does not have are dropped.
+        partitions: partition schemes; the recipe's own if empty. A scheme ignores options that it does not have.
 
     Raises:
-        ConfigError: an unknown method, key or value.
+        ConfigError: a method, key or value is unknown.
     """
     if methods is not None and (not methods or len(set(methods)) != len(methods)):
         raise ConfigError(f"--methods takes different mechanisms, got {', '.join(methods) or 'none'}")
@@ -119,18 +119,18 @@ def grid_jobs(
     overrides: Overrides = (),
     own: Own = Own(),  # noqa: B008  (frozen)
 ) -> list[Job]:
-    """The runs of a study: every combination of a grid's values, the first mechanism's first.
+    """The runs of a study, with every combination of a grid's values, the first mechanism's first.
 
     Args:
         base: the recipe, without the options that `overrides` gives to all mechanisms of the grid.
         grid: {"mechanism": entries, "model": entries, any recipe key: values}; without "mechanism" and "model" the
-            recipe's own.
+            recipe's own are used.
         seeds: numbers of the repetitions.
         overrides: {"mechanism.option": value}, for every mechanism of the grid that has the option.
         own: objects of all runs.
 
     Raises:
-        ConfigError: an unknown key, mechanism or value, or a duplicate label.
+        ConfigError: a key, mechanism or value is unknown, or a label occurs twice.
     """
     axes = {key: listed(f"grid[{key!r}]", values) for key, values in grid.items() if key != "mechanism"}
     for key in axes:
@@ -166,13 +166,13 @@ def planned(
 ) -> list[Job]:
     """One job for every method, combination of the axes' values and repetition.
 
-    A run that the recipe's rules refuse is a job with the reason, unless all are refused.
+    For a run that the recipe's rules refuse there is a job with the reason, unless all runs are refused.
 
     Args:
         base: the recipe of all runs.
-        methods: see `methods_of`.
-        axes: values by recipe key. A budget has no effect on a method without privacy, and an option of [mechanism]
-            none on a method without it: such a method has one run where others have one for each value.
+        methods: result of `methods_of`.
+        axes: values by recipe key. A budget has no effect on a method without privacy, and an option of [mechanism] no
+            effect on a method that lacks it. Such a method has one run where others have one for each value.
         seeds: numbers of the repetitions.
         options: {"mechanism.option": value}, which apply to the methods that have the option.
         own: objects of all runs.
@@ -180,7 +180,7 @@ def planned(
         networks: the models that the axis "model" names.
 
     Raises:
-        ConfigError: an option that no method has; or no run remains.
+        ConfigError: an option fits no method, or every run is refused.
     """
     known = {method.label: {*_OWN_KEYS, *method.options} for method in methods}
     for key in (*options, *(key for key in axes if key.startswith("mechanism."))):
@@ -211,7 +211,7 @@ def planned(
 
 
 def derived_seed(seed: int, raw: dict[str, Any], repetition: int, own: Mapping[str, str] | None = None) -> int:
-    """Seed of one run of a set: different for every mechanism, option, budget, partition and repetition.
+    """Seed of one run of a set, different for every mechanism, option, budget, partition and repetition.
 
     Args:
         seed: the recipe's seed.

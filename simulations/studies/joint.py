@@ -18,9 +18,9 @@ from simulations.studies.rows import JointCost
 def together(done: Sequence[Job], out: Path) -> JointCost:
     """The joint cost of all runs of a set, by composition over all releases from the data.
 
-    A run's participant with the largest cost represents all of its participants; the events of all runs are composed.
-    Releases with different units, relations or divisions of the data have no joint figure, nor have runs that their
-    results ended early.
+    A run's participant with the largest cost represents all of its participants, and the events of all runs are
+    composed. There is no joint figure for releases with different units, relations or divisions of the data, or for
+    runs that their results ended early.
     """
     done = [job for job in done if (out / job.folder).exists()]  # what was refused has released nothing
     events: list[tuple[Any, int]] = []
@@ -55,7 +55,7 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
 
 
 def sentence(cost: JointCost) -> str:
-    """The cost of publishing all cells side by side, in a sentence."""
+    """The cost of publishing all cells together, in a sentence."""
     if cost["epsilon_protected"] is None:
         return f"published together, the runs have no joint epsilon: {cost['why']}"
     said = f"published together, {cost['runs_protected']} runs cost epsilon {number(cost['epsilon_protected'])}"

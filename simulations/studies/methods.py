@@ -15,7 +15,7 @@ from fedlgm.privacy.guarantee import Unit
 from simulations.config.recipe import Recipe
 
 PLAIN: dict[Unit, tuple[str, ...]] = {"client": ("uniform", "gaussian"), "example": ("dp-sgd", "auto-s")}
-"""What a recipe's own mechanism is compared with where nothing is said."""
+"""Mechanisms with which a recipe's own mechanism is compared by default."""
 
 _FORMS = (
     "an entry of grid['mechanism'] is a name, 'name:variant', 'package.module:Class', a mechanism or a class of them, "
@@ -28,8 +28,8 @@ class Method:
     """One entry of a study's mechanisms.
 
     Attributes:
-        label: its name in tables.
-        name: the mechanism's name.
+        label: label in tables.
+        name: name of the mechanism.
         variant: "sound", "published", or "" if not given.
         changes: changes of the recipe by key, of mechanism options or any other keys.
         mechanism: the object, if one was passed.
@@ -43,10 +43,10 @@ class Method:
 
     @classmethod
     def of(cls, entry: Any) -> Method:
-        """The method that an entry stands for.
+        """The method for an entry.
 
         Raises:
-            ConfigError: an entry of another form, or an unknown mechanism, variant or option.
+            ConfigError: the entry has another form, or a mechanism, variant or option is unknown.
 
         Example:
             >>> Method.of(("small bound", "uniform", {"bound": 0.1})).changes
@@ -92,26 +92,26 @@ class Method:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Options that a recipe's [mechanism] may give it; an object takes none."""
+        """Options that a recipe's [mechanism] may give the method; an object takes none."""
         return () if self.mechanism is not None else mechanisms.options(self.name, self.variant or "sound")
 
     @property
     def private(self) -> bool:
-        """Whether a budget affects it."""
+        """Whether a budget affects the method."""
         if self.mechanism is not None:
             return not isinstance(self.mechanism, NoPrivacy)
         return mechanisms.is_private(self.name)
 
 
 def opened(entry: Any, key: str) -> Any:
-    """A study file's table as (label, name, options); any other entry as it is.
+    """A study file's table as (label, name, options); any other entry unchanged.
 
     Args:
         entry: an entry of the grid's `key`.
         key: "mechanism" or "model".
 
     Raises:
-        ConfigError: a table with other keys.
+        ConfigError: the table has other keys.
 
     Example:
         >>> opened({"label": "wide", "name": "mlp"}, "model"), opened("mlp", "model")
@@ -128,7 +128,7 @@ def methods_of(entries: Iterable[Any]) -> list[Method]:
     """The methods of a study, each under its own label.
 
     Raises:
-        ConfigError: see `Method.of`; or two entries with the same label.
+        ConfigError: two entries have the same label; or as in `Method.of`.
     """
     made = [Method.of(entry) for entry in entries]
     for index, method in enumerate(made):
@@ -150,7 +150,7 @@ def _made(kind: type[Mechanism], values: Mapping[str, Any]) -> Mechanism:
 
 
 def named(method: str) -> tuple[str, str]:
-    """Mechanism and variant of a method: a registered name may have a variant, "package.module:Class" has none.
+    """Mechanism and variant of a method; a registered name may have a variant, "package.module:Class" has none.
 
     >>> named("ladp:published"), named("ladp"), named("mypackage.rules:InverseSize")
     (('ladp', 'published'), ('ladp', ''), ('mypackage.rules:InverseSize', ''))
@@ -163,7 +163,7 @@ def options(method: str) -> tuple[str, ...]:
     """Names of the options that a method has.
 
     Raises:
-        ConfigError: an unknown mechanism or variant.
+        ConfigError: the mechanism or variant is unknown.
     """
     name, variant = named(method)
     return mechanisms.options(name, variant or "sound")

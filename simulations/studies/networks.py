@@ -24,7 +24,7 @@ class Network:
     """One entry of a study's models.
 
     Attributes:
-        label: its name in tables.
+        label: label in tables.
         what: bundled or dotted name, or an object as in `simulations.simulate(model=...)`.
         options: options of a named model.
     """
@@ -35,10 +35,10 @@ class Network:
 
     @classmethod
     def of(cls, entry: Any) -> Network:
-        """The model that an entry stands for.
+        """The model for an entry.
 
         Raises:
-            ConfigError: an entry of another form, or an unknown name or option.
+            ConfigError: the entry has another form, or a name or option is unknown.
 
         Example:
             >>> Network.of(("wide", "mlp", {"hidden": [64]}))
@@ -65,7 +65,7 @@ class Network:
         return made
 
     def into(self, raw: dict[str, Any], own: Own) -> Own:
-        """Replace the [model] section of a recipe's plain values, except its seed; the run's objects."""
+        """Replace the [model] section of a recipe's plain values, except its seed, and return the run's objects."""
         seed = {key: value for key, value in raw["model"].items() if key == "seed"}
         if isinstance(self.what, str):
             raw["model"] = {"name": self.what, **self.options} | seed
@@ -78,7 +78,7 @@ def networks_of(entries: Iterable[Any]) -> dict[str, Network]:
     """The models of a study by label.
 
     Raises:
-        ConfigError: see `Network.of`; or two entries with the same label.
+        ConfigError: two entries have the same label; or as in `Network.of`.
     """
     found: dict[str, Network] = {}
     for network in map(Network.of, entries):
@@ -92,7 +92,7 @@ def task_of(entries: Iterable[Any]) -> str | None:
     """The task that the models' classes imply, as `fedlgm.models.task_of`.
 
     Raises:
-        ConfigError: models of different tasks, whose figures cannot be compared.
+        ConfigError: the models have different tasks, whose figures cannot be compared.
     """
     found = {models.task_of(network.what) for network in networks_of(entries).values()}
     if len(found) > 1:

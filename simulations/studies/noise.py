@@ -13,14 +13,14 @@ from simulations.runs.rows import RoundRow
 
 
 def model_noise(folder: RunFolder, rows: Sequence[RoundRow]) -> np.ndarray:
-    """Root mean square l2 norm of the noise in the model after each round, apart from the server's learning rate, [T].
+    """Root mean square l2 norm of the noise in the model after each round, without the server's learning rate, [T].
 
-    Noise of independent rounds adds up in squares; correlated noise cancels, within each layer as far as the layer's
+    The squares of independent rounds' noise add up. Correlated noise cancels, within each layer as far as the layer's
     noise scale stays the same.
 
     Args:
         folder: folder of the run.
-        rows: its rounds, from the first one on, [T].
+        rows: rounds of the run, from the first one, [T].
     """
     recipe = folder.recipe()
     if recipe.noise is None:

@@ -41,15 +41,15 @@ def on_this_machine(todo: Sequence[Job], out: Path, workers: int) -> Iterator[tu
 
 
 def on_cluster(todo: Sequence[Job], out: Path, address: str) -> Iterator[tuple[Job, Ended]]:
-    """The same on a Ray cluster, one run per CPU; "local" starts one on this machine.
+    """Yield each run with its outcome, from a Ray cluster with one run per CPU; "local" starts one on this machine.
 
     Args:
         todo: the runs.
         out: folder of the run folders, on storage that the cluster's machines share.
-        address: "auto" for the cluster that this machine belongs to, or "host:port".
+        address: "auto" for the cluster of this machine, or "host:port".
 
     Raises:
-        RunError: no cluster there.
+        RunError: there is no such cluster.
     """
     import ray
 
@@ -67,10 +67,10 @@ def on_cluster(todo: Sequence[Job], out: Path, address: str) -> Iterator[tuple[J
 
 
 def work(index: int, job: Job, out: Path, place: tuple[str, list[str]], with_parent: bool = True) -> tuple[int, Ended]:
-    """One run in this process.
+    """Complete one run in this process.
 
     Args:
-        index: its number, which is returned with the outcome.
+        index: number of the run, which is returned with the outcome.
         job: the run.
         out: folder of the run folders.
         place: the caller's working directory and Python path, in which a recipe's own names are found.

@@ -16,7 +16,7 @@ from simulations.studies.jobs import Job
 class Line:
     """A line on standard error that is overwritten, in a terminal or a notebook cell.
 
-    Elsewhere, as in a log file, one line is written at the end.
+    Other outputs, such as a log file, get one line at the end.
 
     Args:
         todo: the runs.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 NOT_KEPT = ["seconds", "folder"]
-"""Columns that files leave out: wall times show how many clients took part."""
+"""Columns that files omit, because wall times show how many clients took part."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Searched:
     Attributes:
         search: the tried values.
         jobs: its runs.
-        shifted: runs at the values beside the chosen ones, by step.
+        shifted: runs at the values next to the chosen ones, by step.
     """
 
     search: Search
@@ -45,8 +45,8 @@ class RunRecords:
 
     Attributes:
         folder: folder of the run folders.
-        jobs: the runs, all of them ended.
-        failed: why runs have no figures, by name of their folder.
+        jobs: the runs, all of which have ended.
+        failed: reasons why runs have no figures, by name of their folder.
         before: the preceding search.
     """
 
@@ -126,10 +126,10 @@ class RunRecords:
 
 @dataclass(frozen=True)
 class KeptRecords:
-    """Figures of a file that `fedlgm study` has written; it has `rounds` if the study's picture needs them.
+    """Figures of a file that `fedlgm study` has written, with `rounds` if the study's picture needs them.
 
     Attributes:
-        kept: the file's values, see `kept`.
+        kept: values of the file (see `kept`).
     """
 
     kept: Mapping[str, Any]
@@ -139,7 +139,7 @@ class KeptRecords:
         """The records of a file.
 
         Raises:
-            ConfigError: no such file, or another kind of file.
+            ConfigError: the file does not exist, or is of another kind.
         """
         try:
             kept = strict_json.loads(Path(path).read_text(encoding="utf-8"))
@@ -202,11 +202,11 @@ Records = RunRecords | KeptRecords
 
 
 def kept(found: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
-    """Plain values from which `KeptRecords` gives the same figures.
+    """Plain values from which `KeptRecords` computes the same figures.
 
     Args:
         found: a study's records.
-        rounds: columns of the rounds to keep beside the keys; only rounds that have them are.
+        rounds: columns of the rounds to keep in addition to the keys; only rounds with these columns are kept.
     """
     made: dict[str, Any] = {
         "keys": list(found.keys),

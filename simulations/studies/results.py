@@ -1,4 +1,4 @@
-"""A study's figures: frames, tables, pictures and paired tests."""
+"""A study's figures as frames, tables, pictures and paired tests."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _LEVEL = 0.05
 
 @dataclass(frozen=True, repr=False)
 class StudyDifference(Difference):
-    """Difference between two methods' figures, over all cells of the grid and in each.
+    """Difference between two methods' figures, over all cells of the grid and in each cell.
 
     Attributes:
-        mean, low, high, p, seeds: statistics of the differences between the seeds' means over all cells that both have,
-            of the seeds with the most cells (see `Difference`); NaN if that is one seed alone.
+        mean, low, high, p, seeds: statistics of the differences between the seeds' means over all cells that both
+            have, for the seeds with the most cells (see `Difference`); NaN if there is only one such seed.
         cells: one row per cell: the grid's keys, mean, low, high, p, `p_holm` (adjusted for the number of cells),
             seeds, `left_out` (further seeds, of which a run diverged or failed), the proven epsilon of both sides, and
-            `claimed`: whether `p_holm` is below 0.05, no seed is left out (runs that diverge are no random sample) and,
-            after a search, the difference has the same sign and p below 0.05 with both methods one step lower and one
-            step higher.
+            `claimed`. This is true if `p_holm` is below 0.05, no seed is left out (runs that diverge are no random
+            sample) and, after a search, the difference has the same sign and p below 0.05 with both methods one step
+            lower and one step higher.
 
     Example:
         >>> import pandas as pd
@@ -78,7 +78,7 @@ class Study:
 
     Args:
         folder: folder of the run folders, or of the kept file.
-        found: where the figures come from.
+        found: source of the figures.
     """
 
     def __init__(self, folder: Path, found: Records) -> None:
@@ -92,7 +92,7 @@ class Study:
             path: a `study.json`.
 
         Raises:
-            ConfigError: another kind of file.
+            ConfigError: the file is of another kind.
         """
         return cls(Path(path), KeptRecords.read(path))
 
@@ -103,7 +103,7 @@ class Study:
 
     @property
     def compared_keys(self) -> list[str]:
-        """Keys whose values compared methods share; not those of a search, which each method chooses for itself."""
+        """Keys whose values compared methods share, without keys of a search, which each method chooses for itself."""
         return [key for key in self.keys if key not in ("method", "mechanism", *self.records.searched)]
 
     @property
@@ -113,7 +113,7 @@ class Study:
 
     @property
     def joint(self) -> JointCost:
-        """The cost of publishing all runs; see `simulations.studies.joint.together`."""
+        """The cost of publishing all runs (see `simulations.studies.joint.together`)."""
         return self.records.joint
 
     @property
@@ -121,9 +121,11 @@ class Study:
         return self.records.runs
 
     def to_frame(self) -> DataFrame:
-        """One row per run: method, the grid's keys, seed, status and reason, epsilon proven, claimed and audited, the
-        guarantee's status, metrics, noise scale (l2 norm of the noise in each round's mean, summed over the rounds),
-        seconds of the rounds, folder. A run without figures has a reason.
+        """One row per run, with the method, the grid's keys and all figures.
+
+        The figures are seed, status and reason, epsilon proven, claimed and audited, the guarantee's status, metrics,
+        noise scale (l2 norm of the noise in each round's mean, summed over the rounds), seconds of the rounds, and
+        folder. A run without figures has a reason.
         """
         return self._frame.copy()
 
@@ -161,18 +163,18 @@ class Study:
         spread: str = "interval",
         labels: Mapping[str, str] | None = None,
     ) -> Figure:
-        """A metric over a key of the grid, or over the rounds: mean over the seeds, with its spread.
+        """A metric over a key of the grid, or over the rounds, as the mean over the seeds with its spread.
 
         Args:
             path: PNG, SVG or PDF to write.
-            x: a key of the grid, or "round"; default: the first key with several values, else "round".
+            x: a key of the grid, or "round"; default: the first key with several values, or else "round".
             hue: key with one line for each of its values.
             y: metric; default: the task's headline.
             spread: "interval" (95 %, Student) or "std".
             labels: texts to show instead of methods, keys and metrics.
 
         Raises:
-            ConfigError: an unknown key, metric, spread or kind of file.
+            ConfigError: a key, metric, spread or kind of file is unknown.
         """
         from simulations.studies import drawing
 
@@ -185,13 +187,13 @@ class Study:
 
         Args:
             a: label of a method, or a value of the key `by`.
-            b: the other.
+            b: label of the other method, or another value of the key.
             metric: metric to compare; default: the task's headline.
             at: values of the grid's keys that cells must have; default: all cells.
             by: key of the grid that is compared, such as "model"; default: the methods.
 
         Raises:
-            ConfigError: an unknown label, key or metric, or no cell for which both have at least two seeds.
+            ConfigError: a label, key or metric is unknown, or there is no cell for which both have at least two seeds.
         """
         name = metric or self.headline
         if by not in self.keys:
@@ -300,7 +302,7 @@ def paired(
 ) -> tuple[DataFrame, list[float]] | None:
     """Figures "a" and "b" of both sides in a cell, by seed, and their proven epsilons; None for fewer than two seeds.
 
-    Sides are a key and two of its values.
+    The sides are given as a key and two of its values.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""Rows of a comparison: plain figures of its runs, and of its cells (one method at one budget and partition)."""
+"""Rows of a comparison: plain figures of its runs and cells, where a cell is a method at a budget and partition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 Row = dict[str, Any]
 
 CELL = ("method", "epsilon_budget", "partition")
-"""Keys of a comparison's cell; runs without privacy have no budget."""
+"""Keys of a comparison's cell. Runs without privacy have no budget."""
 
 
 class JointCost(TypedDict):
@@ -16,9 +16,9 @@ class JointCost(TypedDict):
     Attributes:
         epsilon: epsilon of all runs; infinite if one is not private, None if there is no joint figure.
         epsilon_protected: epsilon of the runs whose releases are private; None if there is no joint figure.
-        why: why there is none.
-        runs, runs_protected: their numbers.
-        delta: the largest among the recipes.
+        why: reason why there is none.
+        runs, runs_protected: number of these runs.
+        delta: largest delta among the recipes.
     """
 
     epsilon: float | None

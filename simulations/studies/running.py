@@ -1,11 +1,11 @@
-"""Completes the runs of a study, in this or in worker processes, without repeating finished ones.
+"""Completes the runs of a study, in this process or in worker processes, without repeating finished ones.
 
 Every run has a separate folder. If a set is started again with the same arguments, finished runs are read, an
-interrupted one is continued, and the rest are run.
+interrupted one is continued, and the others are run.
 
-No two runs share noise: a reader of two models with the same noise at different scales could subtract it. Without a
-seed every run has keys from the operating system; with a seed its keys are derived from the seed and all settings of
-the run.
+No two runs share noise, because a reader of two models with the same noise at different scales could subtract it.
+Without a seed every run has keys from the operating system; with a seed its keys are derived from the seed and all
+settings of the run.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Ended:
     """Outcome of a run.
 
     Attributes:
-        why: why it has no figures; None if it is finished.
-        refused: why it could not be started.
+        why: reason why it has no figures; None if it is finished.
+        refused: reason why it could not be started.
     """
 
     why: str | None = None
@@ -48,27 +48,27 @@ def run(
     workers: int | str = 1,
     on_end: OnEnd | None = None,
 ) -> dict[str, str]:
-    """Complete every run of a set; a failed run does not stop the others.
+    """Complete every run of a set. A failed run does not stop the others.
 
-    If the set is started again, a diverged run is not repeated; a run that failed otherwise, or was refused, is.
+    If the set is started again, a diverged run is not repeated, but a run that failed otherwise, or was refused, is.
 
     Args:
         todo: the set.
         out: folder of the run folders.
         engine: engine that trains, if the runs follow each other in this process.
         on_row: called with each round's metrics row, also of finished runs, but not for runs in other processes.
-        workers: processes that take one run each, or the address of a Ray cluster, whose CPUs take one each; `out` is
-            then on storage that they share.
+        workers: processes that take one run each, or the address of a Ray cluster, whose CPUs take one each; its
+            machines must then share the storage of `out`.
         on_end: called with each run that has ended.
 
-    Returns: Why runs have no figures, by name of their folder.
+    Returns: The reasons why runs have no figures, by name of their folder.
 
     Raises:
         ConfigError: `out` holds a run of the same name with other settings.
         FedlgmError: a mistake in the arguments prevents every run.
         LedgerError: a run's spending is unknown.
-        RunError: the folder cannot be made, or something that is not a run has the name of one, for example a run that
-            lost its recipe but still holds its ledger.
+        RunError: the folder cannot be made, or something that is not a run has the name of a run, for example a run
+            that lost its recipe but still holds its ledger.
     """
     there = out.exists()
     try:
@@ -102,7 +102,7 @@ def run(
 
 
 def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = None) -> Ended:
-    """Complete one run; see `run` for arguments and errors."""
+    """Complete one run; the arguments and errors are those of `run`."""
     path = out / job.folder
     if path.is_dir() and all(inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")):
         shutil.rmtree(path)  # empty folders alone; whatever holds a file may be a run's, which has spent something

@@ -1,4 +1,4 @@
-"""Searches of a study: the same values for every method, on separate seeds."""
+"""Searches of a study, which try the same values for every method, on separate seeds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedlgm.errors import ConfigError
 from simulations.config.grids import listed
 
 FIRST_SEED = 1000
-"""Number of a search's first repetition; those of the final runs begin at 0."""
+"""Number of a search's first repetition. The final runs' repetitions begin at 0."""
 LEAST_SEEDS = 3
 
 Point = tuple[Any, ...]
 Shift = tuple[str, int]
-"""A searched key, and whether its next lower (-1) or higher (1) value is meant."""
+"""A searched key, and the direction of its neighbouring value: lower (-1) or higher (1)."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Search:
         """The search of a study.
 
         Raises:
-            ConfigError: values that are not lists of different values, a key of the grid, or too few seeds.
+            ConfigError: the values are not lists of different values, a key belongs to the grid, or there are too few
+                seeds.
         """
         if not isinstance(search, Mapping) or not search:
             raise ConfigError(f"search is a mapping {{recipe key: values}}, got {search!r}")
@@ -65,7 +66,7 @@ class Search:
         return tuple(point[key] for key in self.axes)
 
     def best(self, scores: Mapping[Point, float], better: str) -> Point | None:
-        """The point with the best mean figure, the first one if several are equal; NaN is ignored."""
+        """The point with the best mean figure, or the first of several equal ones; NaN is ignored."""
         known = {point: score for point, score in scores.items() if not math.isnan(score)}
         sign = 1 if better == "higher" else -1
         return max(known, key=lambda point: sign * known[point]) if known else None

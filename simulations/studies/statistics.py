@@ -1,4 +1,4 @@
-"""The statistics of every comparison: intervals and tests over seeds, paired by seed; Holm's correction."""
+"""The statistics of every comparison: intervals and tests over seeds, paired by seed, with Holm's correction."""
 
 from __future__ import annotations
 
@@ -37,19 +37,20 @@ def difference(a: Any, b: Any) -> Difference:
     """Paired difference a - b over seeds: mean, 95 % interval and p-value.
 
     Runs of one seed share their start and the division of the data, so they are paired. Rounds of one run depend on
-    each other, so each run counts as one figure: its mean. The test is Student's t over the differences of these.
+    each other, so each run counts as one figure, which is its mean. The test is Student's t over the differences of
+    these figures.
 
     Args:
         a: figures of one method, [seeds], or [seeds, rounds] of the last rounds.
         b: the other method's figures, in the same order and shape.
 
     Returns:
-        The difference. If all seeds differ by exactly the same amount, the interval has width zero. For no difference p
-        is then 1; for figures that no seed changes, in at least five seeds, it is 0; else it is that of the sign test,
-        2^(1 - seeds), since accuracies on a small test set agree by chance.
+        The difference. If all seeds differ by exactly the same amount, the interval has width zero. Then p is 1 for no
+        difference, and 0 for figures that do not depend on the seed, with at least five seeds. In all other cases it
+        is that of the sign test, 2^(1 - seeds), since accuracies on a small test set agree by chance.
 
     Raises:
-        ConfigError: shapes that differ, fewer than two seeds, or figures that are not finite.
+        ConfigError: the shapes differ, there are fewer than two seeds, or a figure is not finite.
 
     Example:
         >>> found = difference([72.0, 73.0, 75.0], [71.0, 71.0, 72.0])
@@ -89,7 +90,7 @@ def _equal(values: np.ndarray) -> bool:
 
 
 def over_cells(figures: Iterable[tuple[Any, float, float]]) -> np.ndarray:
-    """Both sides' means over the cells of a grid, of each seed that has as many cells as any, [seeds, 2].
+    """Both sides' means over the cells of a grid, for each seed with the largest number of cells, [seeds, 2].
 
     Args:
         figures: (seed, figure of one side, figure of the other) of every cell and seed that both sides have.
@@ -126,8 +127,8 @@ def interval(values: Any) -> tuple[float, float]:
 def holm(p: Sequence[float]) -> list[float]:
     """p-values of a family of tests, adjusted by Holm's step-down procedure.
 
-    Rejecting where the adjusted value is below 0.05 keeps the probability of any false rejection at 0.05, under
-    any dependence between the tests (Holm 1979).
+    Rejecting where the adjusted value is below 0.05 keeps the probability of any false rejection at 0.05, under any
+    dependence between the tests (Holm 1979).
 
     Args:
         p: p-values of the family's tests.

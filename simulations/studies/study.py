@@ -1,4 +1,4 @@
-"""Studies from Python: a grid of runs in one call."""
+"""Studies from Python, which run a grid in one call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def study(
     progress: bool = True,
     **options: Any,
 ) -> Study:
-    """Run every combination of a grid, each several times. A repeated call with the same folder makes the missing runs.
+    """Run every combination of a grid several times. A repeated call with the same folder makes the missing runs.
 
     Runs of one seed start from the same initial model and share the division of the data, so methods are compared run
     by run. No two runs share their noise.
@@ -57,25 +57,26 @@ def study(
         data: see `simulations.simulate`.
         task: see `simulations.simulate`.
         grid: {"mechanism": entries, "model": entries, any recipe key: values}. A mechanism is an object, a class, a
-            name, "name:variant", "package.module:Class", or (label, one of these, {option: value}); options with a dot
-            are keys of the recipe, for this entry only. A model is what `model` takes, or (label, one of these).
+            name, "name:variant", "package.module:Class", or (label, one of these, {option: value}). Options with a dot
+            are keys of the recipe, for this entry only. A model is any value of the argument `model`, or (label, one
+            of these).
         seeds: repetitions of each combination.
         workers: processes that take one run each, or the address of a Ray cluster.
         overrides: changes of the recipe for all runs; options of [mechanism] apply to the entries that have them.
         folder: folder of the run folders; default: `runs/study-NAME`.
         metrics: see `simulations.simulate`.
         evaluate: see `simulations.simulate`.
-        search: {recipe key: values} of which each method and cell takes the best, on separate seeds. The final runs are
-            made at the best values and at neighbouring ones.
+        search: {recipe key: values}, of which each method and cell takes the best on separate seeds. The final runs
+            are made at the best values and at neighbouring ones.
         search_seeds: repetitions of each value of the search, at least 3.
         progress: whether to show a line of progress.
         options: unknown arguments, which are refused with the recipe key that may be meant.
 
     Returns:
-        The finished runs. One that diverged, or that the recipe's rules refuse, is a row with its reason.
+        The finished runs. A run that diverged, or that the recipe's rules refuse, is a row with its reason.
 
     Raises:
-        ConfigError: a mistake in the arguments, or a folder that holds other runs.
+        ConfigError: an argument is wrong, or the folder holds other runs.
         LedgerError: a run's spending is unknown.
     """
     refuse_unknown("study", options)
@@ -112,8 +113,8 @@ def base_of(
 
     Args:
         recipe: see `study`.
-        grid: likewise.
-        given: model, data and task, names or objects; metrics and evaluate, functions.
+        grid: see `study`.
+        given: model, data and task as names or objects, and metrics and evaluate as functions.
         overrides: see `study`.
     """
     changes = dict(recipes.settings(overrides))
@@ -130,7 +131,7 @@ def base_of(
 def complete(
     todo: Sequence[Job], out: Path, workers: int | str, progress: bool, engine: str = "local"
 ) -> dict[str, str]:
-    """Complete every run with a line of progress; see `running.run`."""
+    """Complete every run with a line of progress (see `running.run`)."""
     line, summary = Line(todo, progress), True
     try:
         return running.run(todo, out, engine, line.on_row, workers=workers, on_end=line.on_end)

@@ -1,1 +1,1 @@
-"""Private selection: searches that publish the best of a secret number of runs."""
+"""Private selection, that is, searches that publish the best of a secret number of runs."""

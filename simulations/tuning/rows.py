@@ -12,15 +12,15 @@ class SearchTerms(TypedDict):
         recipe: name of the recipe.
         search: values by key, from which every run draws a combination.
         expected_runs: mean of the number of runs.
-        law: its law.
-        score: the figure that compares runs, and the data that it is measured on.
+        law: law of this number.
+        score: figure that compares runs, and its data.
         score_epsilon: epsilon of a single score of the private data; None for the public test set.
         score_noise: standard deviation of the noise in a score.
         delta: delta of both epsilons.
-        epsilon: epsilon towards readers of the one published model.
-        epsilon_all_runs: epsilon towards a party that sees the expected number of runs, rounded up.
-        epsilon_one_run: epsilon of one run alone, with settings that were not searched; without a score.
-        accountant: "rdp", since no other one covers a search.
+        epsilon: epsilon against readers of the one published model.
+        epsilon_all_runs: epsilon against a party that sees the expected number of runs, rounded up.
+        epsilon_one_run: epsilon of one run with settings that were not searched, without a score.
+        accountant: "rdp", since no other accountant covers a search.
         guarantee: guarantee of the one model, in a sentence.
         noise_reproducible: whether a seed makes number, order and noise predictable, so that nothing is protected.
         protects: unit and relation.
@@ -44,14 +44,15 @@ class SearchTerms(TypedDict):
 
 
 class SearchResult(SearchTerms):
-    """A finished search; public.
+    """A finished search, whose values are public.
 
     Attributes:
-        folder: the search's folder.
+        folder: folder of the search.
         settings: the winning values, by key; missing if there is no model.
-        published_score: the winning score of the private data, with its noise; too high on average, as the best of all.
+        published_score: the winning score of the private data, with its noise; too high on average, as the best of
+            all.
         metrics: figures of the published model on the test set.
-        model_sha256: its hash.
+        model_sha256: hash of the published model.
     """
 
     folder: str

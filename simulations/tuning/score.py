@@ -37,7 +37,7 @@ class Score(ABC):
     """A score of runs; larger is better.
 
     Attributes:
-        name: what is measured, and on which data.
+        name: the measured figure, and its data.
         noise: standard deviation of the noise in a score; 0 for public data.
     """
 
@@ -46,16 +46,16 @@ class Score(ABC):
 
     @abstractmethod
     def events(self) -> list[dp_event.DpEvent]:
-        """Events of one score, beside that of the run."""
+        """Events of one score, in addition to that of the run."""
 
     @abstractmethod
     def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:
         """The score of a run; not finite for a run that is worse than all others.
 
         Args:
-            summary: its summary.
-            module: its model.
-            keys: the score's noise, another ring for every run.
+            summary: summary of the run.
+            module: model of the run.
+            keys: ring of the score's noise, different for every run.
         """
 
 
@@ -69,7 +69,7 @@ class TestScore(Score):
         self.name, self._task = f"{task.headline} on the public test set", task
 
     def events(self) -> list[dp_event.DpEvent]:
-        """See `Score.events`: none."""
+        """No events; see `Score.events`."""
         return []
 
     def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:
@@ -82,21 +82,22 @@ class TestScore(Score):
 class PrivateScore(Score):
     """The mean over the protected units of a figure in [0, 1] on a unit's own examples, with Gaussian noise.
 
-    The figure is the task's headline if that is a share (accuracy), else 1 - loss / (loss of the initial model on the
-    test set, which is public), cut to [0, 1]. The sum over units of figure - 1/2 is released with noise.
+    The figure is the task's headline metric if it is a share (accuracy). Otherwise it is 1 - loss / (loss of the
+    initial model on the test set, which is public), cut to [0, 1]. The sum over units of figure - 1/2 is released with
+    noise.
 
-    **Privacy.** A unit's term lies in [-1/2, 1/2] and depends on its own examples and the model alone, because every
-    unit has a forward pass for itself. So the sum moves by at most 1/2 if a unit is added, removed or made zero, and by
-    at most 1 if it is replaced: the Gaussian mechanism, whatever model is scored. A run with its score is the adaptive
-    composition of both, and its output (model, score) is ordered by the score: the base mechanism that Papernot and
-    Steinke (2022, Theorems 2 and 6) repeat. So their r(a) is the sum of the run's and the score's Renyi divergences,
-    and the score of the published run may be published too.
+    **Privacy.** A unit's term lies in [-1/2, 1/2] and depends only on its own examples and the model, because every
+    unit has a separate forward pass. So the sum moves by at most 1/2 if a unit is added, removed or made zero, and by
+    at most 1 if it is replaced. This is the Gaussian mechanism for any scored model. A run with its score is the
+    adaptive composition of both, and its output (model, score) is ordered by the score: the base mechanism that
+    Papernot and Steinke (2022, Theorems 2 and 6) repeat. Their r(a) is therefore the sum of the run's and the score's
+    Renyi divergences, and the score of the published run may be published too.
 
     Attributes:
         task: the task.
         rows: rows of every unit's examples.
         x, y: the private examples.
-        ceiling: loss that counts as 0; None if the headline is a share.
+        ceiling: loss that counts as 0; None if the headline metric is a share.
         plan: bound, noise and event of one score.
     """
 
@@ -112,7 +113,7 @@ class PrivateScore(Score):
         """A score that costs `epsilon` at the recipe's delta.
 
         Raises:
-            ConfigError: an epsilon outside its range, or an initial model without a finite loss.
+            ConfigError: the epsilon is outside its range, or the initial model has no finite loss.
         """
         with prefix_key("score_epsilon"):
             check_positive(epsilon=epsilon)

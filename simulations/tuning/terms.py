@@ -1,4 +1,4 @@
-"""A search before its first run: its candidates and its cost, which do not depend on data."""
+"""A search before its first run, with its candidates and its cost, which do not depend on data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from simulations.tuning.rows import SearchTerms
 from simulations.tuning.score import PrivateScore, Score, TestScore
 
 MOST = 10_000
-"""Combinations of a search at most."""
+"""Largest number of combinations of a search."""
 _FIXED = ("privacy", "run", "data", "task", "deployment", "risk", "name", "title")
 
 
@@ -39,9 +39,9 @@ class Search:
         candidates: one recipe for each combination, in the grid's order.
         settings: the values of each.
         expected_runs: mean of the number of runs.
-        law: its law.
+        law: law of this number.
         event: event of the search as a whole.
-        score: what compares its runs.
+        score: score that compares its runs.
         terms: its public terms.
     """
 
@@ -65,11 +65,11 @@ class Search:
         own: Own,
         score_epsilon: float | None = None,
     ) -> Search:
-        """A search over all combinations of the grid's values; arguments as for `tune`.
+        """A search over all combinations of the grid's values; the arguments are those of `tune`.
 
         Raises:
-            ConfigError: nothing to search, a key that may not be searched or does not exist, candidates that do not
-                cost the same, a run that is not protected, or clients that add the noise themselves.
+            ConfigError: there is nothing to search, a key may not be searched or does not exist, candidates differ in
+                cost, a run is not protected, or clients add the noise themselves.
         """
         combinations = _combinations(grid)
         _refuse(base)
@@ -134,7 +134,7 @@ def run_event(assembly: Assembly) -> dp_event.DpEvent:
     """Event of one whole run, from which a search's event follows.
 
     Raises:
-        ConfigError: a run that is not protected, or whose rounds do not all cost the same.
+        ConfigError: the run is not protected, or its rounds differ in cost.
     """
     plan, facts, name = assembly.first_plan(), assembly.facts, assembly.recipe.mechanism.name
     if not plan.protected:

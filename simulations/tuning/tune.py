@@ -1,8 +1,8 @@
-"""Private selection: draw the number of runs, make them, publish only the best one.
+"""Private selection: draw the number of runs, make them, and publish only the best one.
 
 Source: Papernot and Steinke (ICLR 2022), Theorems 2 and 6. Published values may depend on the number of runs, the
-losers and their order only through the best run. So names, times and messages of all files outside `private/` are fixed
-before the first run, and the files carry that date.
+    losers and their order only through the best run. Names, times and messages of all files outside `private/` are
+    therefore fixed before the first run, and the files carry the date of this moment.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class TuneResult(Figures):
     """The run that a search publishes.
 
     Attributes:
-        epsilon: epsilon towards readers of the published model.
-        epsilon_all_runs: epsilon towards a party that sees the expected number of runs.
+        epsilon: epsilon against readers of the published model.
+        epsilon_all_runs: epsilon against a party that sees the expected number of runs.
         settings: the winning values; empty if there is no model.
-        metrics: its figures on the test set.
-        folder: the search's folder; all of it but `private/` may be published.
+        metrics: figures of the model on the test set.
+        folder: folder of the search, all of which except `private/` may be published.
 
     Example:
         >>> values = {"epsilon": 6.33, "epsilon_all_runs": 13.89, "folder": "search", "metrics": {"accuracy": 0.9}}
@@ -75,7 +75,7 @@ class TuneResult(Figures):
         """The published model, in evaluation mode.
 
         Raises:
-            RunError: there is none.
+            RunError: there is no model.
         """
         if self._module is None:
             raise RunError(f"{self.folder} publishes no model: the search made no run that gave one")
@@ -99,18 +99,19 @@ def tune(
 ) -> TuneResult:
     """Search settings privately: a secret number of runs with settings drawn at random, of which the best is published.
 
-    Runs are compared by the task's headline on the test set, which is public; or, with `score_epsilon`, by a noised
-    query of the private training data (`simulations.tuning.score.PrivateScore` has the proof). The whole search is
-    charged before its first run, every score included. A search that was stopped is spent and cannot be continued. The
-    runs are made in this process.
+    Runs are compared by the task's headline metric on the test set, which is public, or with `score_epsilon` by a
+    noised query of the private training data (`simulations.tuning.score.PrivateScore` has the proof). The whole search
+    is charged before its first run, including every score. A search that was stopped is spent and cannot be continued.
+    The runs are made in this process.
 
     Args:
         recipe: as for `simulate`; its budget is that of one run.
-        search: {"section.key": [values]}; a run draws each combination with the same probability. All must cost the
-            same, so keys that change noise or releases are refused.
+        search: {"section.key": [values]}; a run draws each combination with the same probability. All combinations
+            must cost the same, so keys that change noise or releases are refused.
         expected_runs: mean of the number of runs, above 1 (Poisson: above 0).
-        law: law of that number: "logarithmic" (the cheapest), "geometric" or "poisson".
-        score_epsilon: epsilon of a single score of the private data, at the recipe's delta; None: the public test set.
+        law: law of this number: "logarithmic" (the cheapest), "geometric" or "poisson".
+        score_epsilon: epsilon of a single score of the private data, at the recipe's delta; None uses the public test
+            set.
         overrides: as for `simulate`.
         folder: folder to create; default: `runs/<recipe>-search-<time>`.
         objects: model, task, data, mechanism, partition, server_optimizer, as for `simulate`.
@@ -119,7 +120,7 @@ def tune(
         The published run, with both epsilons.
 
     Raises:
-        ConfigError: see `Search.of`.
+        ConfigError: as in `Search.of`.
         RunError: the folder exists, because a search is made only once.
 
     Example:

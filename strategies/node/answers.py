@@ -19,10 +19,10 @@ class AnswerCheck:
     """Checks answers against the enrolment and each node's last ledger position.
 
     Args:
-        enrolment: which node is which client.
+        enrolment: mapping of nodes to clients.
         layers: the mechanism's view of the model's layers.
         positions: JSON file of each node's ledger position; kept over runs, it detects nodes that were restored.
-        test: accept answers of nodes made for tests, whose noise is known; refuse all others.
+        test: accept answers only of nodes made for tests, whose noise is known; otherwise refuse these.
 
     Raises:
         RunError: the file of positions is damaged.
@@ -44,7 +44,7 @@ class AnswerCheck:
         return ReleasePlan.from_json(self._layers, question.plan)
 
     def said(self, step: str, question: Question, header: dict[str, Any], body: bytes) -> str:
-        """Why an answer to a step of a secure sum without numbers is rejected; empty if it counts."""
+        """The reason why an answer without numbers to a step of a secure sum is rejected; empty if it counts."""
         signature = str(header.pop("signature", ""))
         signed = protocol.verify(self._keys[question.client], signature, step, protocol.canonical(header))
         if not signed or header.get("question") != question.digest or not isinstance(header.get("said"), dict):
@@ -52,7 +52,7 @@ class AnswerCheck:
         return ""
 
     def problem(self, question: Question, header: dict[str, Any], body: bytes) -> str:
-        """Why an answer is rejected; empty if it counts, and its ledger's position is then stored.
+        """The reason why an answer is rejected; empty if it counts, and its ledger's position is then stored.
 
         Args:
             question: the question.

@@ -29,7 +29,7 @@ class Need:
     """A run's demand on each node.
 
     Attributes:
-        run: its label.
+        run: label of the run.
         work: the requested work.
         plan: JSON text of a round's plan.
         releases: largest number of releases of one node.
@@ -51,11 +51,11 @@ class Need:
 def carried(link: NodeLink, enrolment: Enrolment, need: Need, seconds: float) -> dict[int, tuple[int, str]]:
     """Number of the needed releases that each connected node can make, with the limiting reason.
 
-    Nodes that are not connected, do not answer in time or run an earlier version are omitted.
+    Nodes are omitted if they are not connected, do not answer in time or run an earlier version.
 
     Args:
         link: link to the nodes.
-        enrolment: which node is which client.
+        enrolment: mapping of nodes to clients.
         need: the run's demand.
         seconds: time to wait for answers.
     """
@@ -85,14 +85,14 @@ def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str
     Args:
         enrolment: names of the nodes.
         need: the run's demand.
-        found: see `carried`.
+        found: result of `carried`.
         quorum: share of the nodes that every round needs, in [0, 1]; at least one is needed.
 
     Returns:
         One line for each node that will drop out, if enough others remain.
 
     Raises:
-        ConfigError: fewer nodes than the quorum can complete it; the message gives the number of rounds that fit.
+        ConfigError: fewer nodes than the quorum can complete the run; the message gives the number of rounds that fit.
     """
     short = {client: fits for client, (fits, _) in found.items() if fits < need.releases}
     lines = []

@@ -1,4 +1,4 @@
-"""Which node of a deployment is which client, as the server's operator has recorded it."""
+"""The mapping of a deployment's nodes to clients, as the server's operator has recorded it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EnrolledNode(BaseModel):
 
 
 class Enrolment(BaseModel):
-    """Which registered node is which client: as stated by the server's operator, never by the node.
+    """The mapping of registered nodes to clients, as stated by the server's operator, never by the node.
 
     Attributes:
         node: one entry per client, numbered 0 to N - 1, each with the digest of its SuperNode's public key (see
@@ -70,7 +70,7 @@ def key_digest(pem: bytes) -> str:
     """SHA-256 of a public key, as hexadecimal digits, independent of the formatting of its PEM text.
 
     Raises:
-        ValueError: not a public key in PEM.
+        ValueError: the text is not a public key in PEM.
     """
     try:
         key = serialization.load_pem_public_key(pem)

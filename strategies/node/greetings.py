@@ -1,10 +1,10 @@
 """Greetings for nodes that are connected but silent.
 
-A SuperNode sends waiting replies only after it has received a message. If a run ended while the node was receiving, the
-node sends that run's reply after the next message, whose own reply then waits for the message after it: the node stays
-one reply behind until it is restarted. A greeting makes it send its answer; a node that is behind gets a greeting with
-every question. A node that answers a greeting before its next question is not behind but busy: it is greeted when it
-takes twice as long as the last time.
+A SuperNode sends waiting replies only after it has received a message. If a run ended while the node was receiving,
+the node sends that run's reply after the next message, whose own reply then waits for the message after it: the node
+stays one reply behind until it is restarted. A greeting makes it send its answer, and a node that is behind gets a
+greeting with every question. A node that answers a greeting before its next question is not behind but busy. It is
+greeted when it takes twice as long as the last time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Greetings:
 
     @staticmethod
     def content() -> RecordDict:
-        """A greeting, unlike any other."""
+        """A greeting with unique content."""
         header = {**protocol.HELLO, "nonce": secrets.token_hex(16)}
         return RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: 0})})
 

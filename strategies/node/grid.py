@@ -1,7 +1,7 @@
 """Real nodes behind a Flower Grid: sends questions and accepts valid answers.
 
 `NodeGrid` wraps the Grid that Flower gives a ServerApp. A strategy sees a federation in which every client has a node
-that always answers; behind it nodes connect and disconnect, and every answer is checked against the enrolment.
+that always answers. Behind it nodes connect and disconnect, and every answer is checked against the enrolment.
 
 * A client is the node whose registered Flower key the enrolment names, independently of the node's statements.
 * An answer counts once, if the node's release service has signed it as the answer to this very question.
@@ -41,20 +41,20 @@ FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 
 
 class EnrolledNodes(OneNodePerClient):
-    """The nodes of a `NodeGrid`, as a strategy sees them: one per client, each of which repeats its answers."""
+    """The nodes of a `NodeGrid` as a strategy sees them, one per client, each of which repeats its answers."""
 
     @property
     def repeats(self) -> bool:
-        """A node repeats its kept answer when it is asked again."""
+        """True, because a node repeats its kept answer when it is asked again."""
         return True
 
 
 class NodeGrid(NumberingGrid):
-    """Grid over the enrolled nodes of a deployment; see the module's note.
+    """Grid over the enrolled nodes of a deployment (see the module's note).
 
     Args:
         runtime: the Grid that Flower gave the ServerApp.
-        enrolment: which node is which client.
+        enrolment: mapping of nodes to clients.
         questions: the run's questions.
         answers: check of answers.
         patience: quorum and waiting times.
@@ -83,7 +83,7 @@ class NodeGrid(NumberingGrid):
         self._ready: dict[str, Message] = {}
 
     def set_run(self, run: Any) -> None:
-        """Pass on."""
+        """Pass the run on to Flower's Grid."""
         self._runtime.set_run(run)
 
     @property
@@ -103,7 +103,7 @@ class NodeGrid(NumberingGrid):
         """Ask the nodes whether their budgets suffice for a run, before its first round.
 
         Raises:
-            ConfigError: they do not suffice; nothing has been spent.
+            ConfigError: the budgets do not suffice; nothing has been spent.
         """
         found = carried(self._link, self._enrolment, need, seconds)
         for line in require(self._enrolment, need, found, self._quorum):
@@ -120,11 +120,11 @@ class NodeGrid(NumberingGrid):
         return self._questions.question(node, round, plan, model, position, nonce)
 
     def header(self, question: Question) -> dict[str, Any]:
-        """Its header, signed if there is a signer."""
+        """The question's header, signed if there is a signer."""
         return self._questions.header(question)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Ask and wait; the replies are kept for `pull_messages`."""
+        """Ask and wait; `pull_messages` returns the replies."""
         batch = list(messages)
         for reply in self.send_and_receive(batch):
             self._ready[reply.metadata.reply_to_message_id] = reply
@@ -135,7 +135,7 @@ class NodeGrid(NumberingGrid):
         return [self._ready.pop(one) for one in message_ids if one in self._ready]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Replies in the order of the messages: one per message, an error if a client does not answer.
+        """Replies in the order of the messages, one per message, which is an error if a client does not answer.
 
         Raises:
             RunError: the quorum was not reached; the run can be resumed.

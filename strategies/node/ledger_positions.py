@@ -1,4 +1,4 @@
-"""Each node's ledger position at its last answer, which detects ledgers that were exchanged or rolled back."""
+"""Each node's ledger position at its last answer, which reveals ledgers that were exchanged or rolled back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LedgerPositions:
         return self._known.get(client)
 
     def problem(self, client: int, position: Position) -> str:
-        """Why this cannot be a later state of the same ledger; empty if it can."""
+        """The reason why this cannot be a later state of the same ledger; empty if it can."""
         known = self._known.get(client)
         if known is None:
             return ""

@@ -20,11 +20,11 @@ from strategies.node.round import Asked
 
 
 class NodeLink:
-    """The connected nodes as clients: a client is the node whose registered key the enrolment names.
+    """The connected nodes as clients. A client is the node whose registered key the enrolment names.
 
     Args:
         runtime: Flower's Grid.
-        enrolment: which node is which client.
+        enrolment: mapping of nodes to clients.
         say: receives lines for people.
     """
 
@@ -39,7 +39,7 @@ class NodeLink:
         return list(self._runtime.get_nodes())  # type: ignore[attr-defined]
 
     def look(self) -> None:
-        """Update which nodes are `online`; unknown nodes are reported once."""
+        """Update which nodes are `online`, and report unknown nodes once."""
         self.online = {}
         for node in self.nodes():
             try:
@@ -54,7 +54,7 @@ class NodeLink:
                 self._say(f"a node that is not enrolled is connected and not asked: {name}")
 
     def ask(self, asked: Sequence[Asked]) -> list[dict[str, int]]:
-        """Send their questions to clients that are online.
+        """Send questions to the clients that are online.
 
         Returns: For each client, its message's id -> mask of the answer; empty if the message was not accepted.
         """
@@ -73,7 +73,7 @@ class NodeLink:
         return [{id_: key} if id_ else {} for id_ in sent]
 
     def greet(self, clients: Sequence[int], content: Callable[[], RecordDict]) -> list[str]:
-        """Send greetings to clients that are online; returns the messages' ids, empty if one was not accepted."""
+        """Send greetings to clients that are online, and return the messages' ids, empty if one was not accepted."""
         messages = [self._message(client, content(), "hello") for client in clients]
         return list(self._runtime.push_messages(messages)) if messages else []
 

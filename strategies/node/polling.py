@@ -1,4 +1,4 @@
-"""Asks the enrolled nodes and waits until each has answered or is lost, or the round's patience ends."""
+"""Asks the enrolled nodes and waits until each has answered or is lost, or until the round's patience ends."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Polling:
         self._late: dict[str, int] = {}  # message id -> client
 
     def wait(self, asked: list[Asked], started: float, needed: int, key: str) -> int:
-        """Ask until every client has answered or is lost; returns the number of late answers to earlier rounds.
+        """Ask until every client has answered or is lost, and return the number of late answers to earlier rounds.
 
         Args:
             asked: the clients' parts.
-            started: when the round, or its step, began.
-            needed: number of answers below which it waits.
-            key: the recipe's key that says so.
+            started: time at which the round, or its step, began.
+            needed: number of answers below which the round waits.
+            key: the recipe's key for this number.
 
         Raises:
-            RunError: too few have answered.
+            RunError: too few nodes have answered.
         """
         patience = self._patience
         for one in asked:
@@ -80,7 +80,7 @@ class Polling:
         return late
 
     def exclude(self, client: int, why: str) -> None:
-        """Ask this client no more."""
+        """Ask this client no more in this run."""
         self._excluded[client] = why
 
     def _leave(self, asked: list[Asked], needed: int, started: float, now: float) -> None:

@@ -22,8 +22,9 @@ class NodeQuestions:
 
     Attributes:
         run: label of the run.
-        work: the requested work, by names that are installed on the nodes; see `Question`.
-        sign: signs a question with the server's key; nodes whose policy names that key answer no question without it.
+        work: the requested work, by names that are installed on the nodes (see `Question`).
+        sign: signs a question with the server's key; nodes whose policy names this key answer no question without a
+            signature.
     """
 
     run: str
@@ -41,7 +42,7 @@ class NodeQuestions:
             plan: JSON text of the round's plan.
             model: SHA-256 of the global model.
             position: the last signed position of the node's ledger.
-            nonce: that of an attempt at a secure sum, which its nodes share.
+            nonce: nonce of an attempt at a secure sum, which its nodes share.
         """
         expect = None if position is None else position.values()
         return Question(

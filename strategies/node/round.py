@@ -1,4 +1,4 @@
-"""A round over real nodes: its waiting times, the state of each client's part, and its report."""
+"""A round over real nodes, with its waiting times, the state of each client's part, and its report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Patience:
         offline_seconds: time to wait for a node that is not connected or whose service is down.
         give_up_seconds: time after which a round below its quorum ends the run with an error; the run can be resumed.
         poll_seconds: time between polls for answers; up to five times as long in a long round.
-        greet_seconds: time after which a connected, silent node is sent a greeting, see `strategies.node.greetings`.
+        greet_seconds: time after which a connected, silent node is sent a greeting (see `strategies.node.greetings`).
         tell_seconds: time between lines that name the missing nodes.
     """
 
@@ -44,16 +44,16 @@ class Asked:
         question: the question to its node.
         header: the question's signed header.
         model: the question's body.
-        check: why an answer does not count, of its header and body; empty if it counts.
+        check: function of header and body that gives the reason why an answer does not count; empty if it counts.
         step: step of a secure sum, if it is one.
         keys: message id -> mask, for messages that may still be answered.
         answer: header of the accepted answer.
-        body: its numbers.
-        lost: why there will be no answer.
-        refused: whether its node has refused the question, which it does again if asked again.
-        accused: client of the node on whose account this one refuses, as it says.
-        down_since: when the node was found unable to answer.
-        why_down: why it is unable.
+        body: numbers of the accepted answer.
+        lost: reason why there will be no answer.
+        refused: whether its node has refused the question, and would refuse it again.
+        accused: client of the node that caused this node's refusal, as it says.
+        down_since: time since which the node has been unable to answer.
+        why_down: reason why it is unable.
         next_try, asked_at: times of the next message and of the last.
         greeted: whether the node was greeted since the last message.
     """
@@ -93,7 +93,7 @@ class Asked:
 
     @property
     def missing(self) -> str:
-        """Why there is no answer."""
+        """The reason why there is no answer."""
         return self.lost or (f"it {self.why_down}" if self.down_since is not None else "no answer")
 
 
@@ -104,7 +104,7 @@ class RoundReport:
     Attributes:
         round: number, from 1.
         answered: names of the nodes whose answers count.
-        lost: name -> why its answer does not count.
+        lost: name -> reason why its answer does not count.
         late: answers to earlier rounds that arrived in this one; they were charged and do not count.
         seconds: time of the last answer that counts.
     """

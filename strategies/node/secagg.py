@@ -1,7 +1,7 @@
-"""The server's part in secure aggregation: it relays, adds up, and removes the masks of a sum.
+"""The server's part in secure aggregation, which relays, adds up, and removes the masks of a sum.
 
-A step takes the nodes' answers and returns the next step's questions. An unusable answer counts as missing, with the
-reason in `lost`; below the threshold the round is void. No node relies on this code.
+A step takes the nodes' answers and returns the next step's questions. An unusable answer counts as missing, and `lost`
+gives the reason. Below the threshold the round is void. No node relies on this code.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from fedlgm.secagg.shamir import SHARE_BYTES, Weights
 
 
 class VoidRound(RunError):
-    """Too few nodes answered, so there is no sum. Nodes remain charged, and another attempt costs them again."""
+    """Too few nodes answered, so there is no sum. The nodes remain charged, and another attempt costs them again."""
 
 
 class SecureSum:
-    """One attempt at one round; its steps are called in the order in which they are defined here.
+    """One attempt at one round. Its steps are called in the order of their definitions.
 
     Args:
         terms: terms of the attempt.
         services: client -> public key of its enrolled service.
 
     Attributes:
-        lost: client -> why it no longer takes part.
+        lost: client -> reason why it no longer takes part.
     """
 
     def __init__(self, terms: Terms, services: Mapping[int, str]) -> None:
@@ -44,7 +44,7 @@ class SecureSum:
         """Adverts of the cohort, for all of its members.
 
         Raises:
-            VoidRound: too few for the terms.
+            VoidRound: the terms require more members.
         """
         adverts, owners = dict[int, Advert](), dict[str, int]()
         for client, raw in answers.items():
@@ -68,7 +68,7 @@ class SecureSum:
         return [advert.values() for advert in self._cohort.adverts.values()]
 
     def shared(self, answers: Mapping[int, tuple[Mapping[int, str], str]]) -> dict[int, dict[int, str]]:
-        """Client -> sealed shares for it, of every other member that shared.
+        """Client -> sealed shares for it from every other member that shared.
 
         Args:
             answers: client -> (receiver -> sealed shares, commitment).
@@ -88,12 +88,12 @@ class SecureSum:
         return {to: {by: answers[by][0][to] for by in self._sharing if by != to} for to in self._sharing}
 
     def add(self, client: int, words: np.ndarray, sent: str) -> None:
-        """Add one node's masked vector; a second one of the same node does not count.
+        """Add one node's masked vector. A second vector of the same node does not count.
 
         Args:
             client: the node.
             words: uint32 [size].
-            sent: its signature that it has sent them.
+            sent: the node's signature that it has sent the words.
         """
         if client not in self._sharing or client in self._sent:
             self.lost.setdefault(client, "it sent a vector that it was not asked for")
@@ -106,10 +106,10 @@ class SecureSum:
             self._sent[client] = sent
 
     def answered(self) -> list[int]:
-        """The set of survivors; no vector counts after it.
+        """The set of survivors, after which no vector counts.
 
         Raises:
-            VoidRound: fewer than the threshold.
+            VoidRound: fewer than the threshold sent vectors.
         """
         survivors = tuple(sorted(self._sent))
         self._require(survivors, "sent a vector")
@@ -117,14 +117,14 @@ class SecureSum:
         return list(survivors)
 
     def sent(self) -> dict[int, str]:
-        """Signatures that everyone has sent a vector, for which nodes unmask at once; empty if somebody dropped out."""
+        """Signatures that all nodes have sent a vector, with which they unmask at once; empty if one dropped out."""
         return {} if self.survivors.dropped else dict(self._sent)
 
     def signed(self, answers: Mapping[int, str]) -> dict[int, str]:
-        """Signatures of the survivors, for those who signed.
+        """The survivors' signatures of their set, to be sent to the nodes that signed.
 
         Raises:
-            VoidRound: fewer than the threshold.
+            VoidRound: fewer than the threshold signed.
         """
         valid = {}
         for client, signature in answers.items():
@@ -139,10 +139,10 @@ class SecureSum:
         """Sum mod 2^32 of the survivors' vectors, uint32 [size].
 
         Args:
-            answers: client -> (peer -> share), of those who unmask.
+            answers: client -> (peer -> share), from those that unmask.
 
         Raises:
-            VoidRound: fewer than the threshold, or shares that do not belong together.
+            VoidRound: fewer than the threshold unmask, or shares do not belong together.
         """
         shares = {
             client: found for client, raw in answers.items() if (found := self._readable(client, raw)) is not None

@@ -1,13 +1,13 @@
-"""Real nodes behind a Flower Grid whose server sees only the sum of a round: each round is one secure sum.
+"""Real nodes behind a Flower Grid whose server sees only the sum of a round; each round is one secure sum.
 
-A round takes four messages to each node, or two where the round before has prepared it: keys and shares for the next
-round are then exchanged in the messages in which nodes mask and unmask. If a node drops out, those that are left agree
-in a further message. Prepared keys and shares serve the same nodes and the same plan only: after a node was lost, or
-after another plan, the next round starts from its first step. It also does so if a node has lost its part since, which
-is found out by asking for the shares once more.
+A round takes four messages to each node, or two if the round before has prepared it: nodes then exchange keys and
+shares for the next round in the messages in which they mask and unmask. If a node drops out, the remaining nodes agree
+in a further message. Prepared keys and shares serve only the same nodes and the same plan; after the loss of a node,
+or for another plan, the next round starts from its first step. It also does so if a node has lost its part since,
+which the server detects by asking for the shares once more.
 
-To a strategy the nodes are one worker that returns the sum of a block, as a simulation's worker does: the integers are
-the same, so that a round without drops gives the same model bit by bit.
+To a strategy the nodes are one worker that returns the sum of a block, like a simulation's worker. The integers are
+the same, so a round without drops gives the same model bit by bit.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from strategies.node.secagg import SecureSum, VoidRound
 from strategies.nodes import OneNodePerClient
 
 _RESTART_S = 2.0
-"""From the last node's shares to the next round: after it, services may have been started again without their keys."""
+"""Time from the last node's shares to the next round, after which services may have restarted without their keys."""
 _NODE_BYTES = 480
-"""Of one node in the header of "unmask" that asks for shares ahead: its signature, and its advert."""
+"""Size of one node's part in the header of an "unmask" that also asks for shares: its signature, and its advert."""
 _OTHER_BYTES = 2048
-"""Of the rest of what is asked ahead, of which a signed ledger position is the largest part."""
+"""Size of the rest of the further question, of which a signed ledger position is the largest part."""
 
 
 @dataclass
 class EnrolledSum(OneNodePerClient):
-    """The nodes of a `SecureGrid`, as a strategy sees them: one worker for all clients of a round.
+    """The nodes of a `SecureGrid` as a strategy sees them: one worker for all clients of a round.
 
-    A repeated round is another attempt: another release of its nodes, with other noise.
+    A repeated round is another attempt, and so another release of its nodes with other noise.
     """
 
     single = False
 
     @property
     def repeats(self) -> bool:
-        """False."""
+        """False, because a repeated round has other noise."""
         return False
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> list[tuple[int | None, list[int]]]:
@@ -65,10 +65,10 @@ class EnrolledSum(OneNodePerClient):
 
 
 class SecureGrid(NodeGrid):
-    """Grid over the enrolled nodes of a deployment under trust "distributed"; arguments as for `NodeGrid`.
+    """Grid over the enrolled nodes of a deployment under trust "distributed"; the arguments are those of `NodeGrid`.
 
-    A node that is lost in a step takes no further part in the round. Below the threshold a step waits, as long as the
-    patience allows; then the run ends if nothing has been charged yet, and the round is void otherwise.
+    A node that is lost in a step takes no further part in the round. Below the threshold a step waits as long as the
+    patience permits. Then the run ends if nothing has been charged yet, and the round is void otherwise.
     """
 
     _prepared: _Attempt | None = None

@@ -1,4 +1,4 @@
-"""A node's part in secure aggregation: five steps under its own policy, each on disk before its answer leaves."""
+"""A node's part in secure aggregation: five steps under its policy, each on disk before its answer leaves."""
 
 from clients.node.policy import Distributed
 from clients.node.secagg.participant import Participant, Shared

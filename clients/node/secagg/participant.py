@@ -1,14 +1,14 @@
 """A node's five steps of secure aggregation: advertise, share, mask, agree, unmask.
 
-Every step may be requested again, after a lost connection or a restart, and then gives the same answer. The node trusts
-only the signatures of the services that its own policy lists:
+Every step may be requested again, after a lost connection or a restart, and then gives the same answer. The node
+trusts only the signatures of the services that its own policy lists. It keeps these rules:
 
 * its keys are shared with one cohort alone, every mask belongs to that cohort, and the next attempt has other keys;
 * it is charged before a vector is made, and the vector is on disk before it leaves;
 * it accepts one set of survivors for a cohort, on disk before its signature or a share leaves;
-* it reveals at most one share of each peer: of a survivor's seed, or of the masking key of a peer that dropped out,
-  and only once `threshold` survivors have signed the very set that it has signed itself, or once all members that
-  shared secrets have signed that they sent a vector, in which case all of them are the set.
+* it reveals at most one share of each peer: of a survivor's seed, or of the masking key of a peer that dropped out. It
+  does so only once `threshold` survivors have signed the set that it has signed, or once all members that shared
+  secrets have signed that they sent a vector, in which case all of them are the set.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Shared:
 
     Attributes:
         sealed: client -> shares that only this client can read, in base 64.
-        commitment: SHA-256 of the seed, by which the server notices shares that do not belong together.
+        commitment: SHA-256 of the seed, which reveals to the server shares that do not belong together.
     """
 
     sealed: dict[int, str]
@@ -49,13 +49,13 @@ class Participant:
     """One node.
 
     Args:
-        client: its client number.
+        client: the node's client number.
         signer: Ed25519 key of its service.
-        policy: the peers and limits that it accepts.
+        policy: peers and limits that it accepts.
         store: store of its sessions.
 
     Raises:
-        Refusal: (every step) the question is not allowed; nothing was sent and nothing was charged.
+        Refusal: (every step) the question is not allowed; nothing was sent or charged.
     """
 
     def __init__(self, client: int, signer: Ed25519PrivateKey, policy: Distributed, store: SessionStore) -> None:
@@ -110,9 +110,9 @@ class Participant:
         Args:
             attempt: digest of the terms.
             sealed: client -> shares for this node, in base 64, of all other members that shared.
-            charge: called with the cohort's digest before anything is made; returns after the charge is on disk, and
-                charges one digest once.
-            make: called with the cohort's digest; gives uint32 [size], the same words for the same digest.
+            charge: called with the cohort's digest before anything is made. It returns after the charge is on disk,
+                and charges one digest once.
+            make: called with the cohort's digest. It returns uint32 [size], the same words for the same digest.
         """
         session, cohort = self._shared(attempt)
         sharing = tuple(sorted({*sealed, self._client}))
@@ -147,7 +147,7 @@ class Participant:
         return words
 
     def sent(self, attempt: str) -> str:
-        """Signature that this node has sent its vector, with the members whose masks are in it."""
+        """Signed statement that this node has sent its vector, with the members whose masks are in the vector."""
         session, cohort = self._shared(attempt)
         if not session.sharing:
             raise Refusal("cohort", _NOTHING_SENT)
@@ -158,7 +158,7 @@ class Participant:
 
         Args:
             attempt: digest of the terms.
-            answered: their client numbers, ascending.
+            answered: client numbers of these members, ascending.
         """
         session, cohort = self._shared(attempt)
         with _refusing():

@@ -1,7 +1,7 @@
-"""The five steps of a secure sum as the node's service answers them: on its ledger, with its own list of peers.
+"""The five steps of a secure sum as the node's service answers them, on its ledger and with its own list of peers.
 
-A restored copy of the session store alone changes nothing that counts: the ledger holds the signed sets of survivors
-and the digest of every vector that may have left, and its witness shows whether the ledger itself was restored.
+A restored copy of the session store alone does no harm: the ledger holds the signed sets of survivors and the digest
+of every vector that may have left, and its witness shows whether the ledger itself was restored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SecureSteps:
     Args:
         policy: the node's policy, with its peers.
         signer: Ed25519 key of its service.
-        ledger: its ledger.
+        ledger: ledger of the node.
         file: SQLite file of its sessions.
 
     Raises:
@@ -52,7 +52,7 @@ class SecureSteps:
         Args:
             step: "advertise", "share", "agree" or "unmask".
             terms: terms of the attempt, as they follow from the question.
-            given: the server's part of the step; untrusted.
+            given: the server's part of the step, which is untrusted.
 
         Raises:
             Refusal: the step is not allowed, or malformed.
@@ -77,7 +77,7 @@ class SecureSteps:
         charge: Callable[[str], None],
         make: Callable[[str], np.ndarray],
     ) -> np.ndarray:
-        """The masked vector, uint32 [size]; `charge` and `make` as for `Participant.mask`.
+        """The masked vector, uint32 [size]; `charge` and `make` are those of `Participant.mask`.
 
         Raises:
             Refusal: the step is not allowed, or malformed.
@@ -85,11 +85,11 @@ class SecureSteps:
         return self._participant.mask(terms.digest, _by_client(given.get("sealed")), charge, make)
 
     def sent(self, terms: Terms) -> str:
-        """Signature that the vector was sent; see `Participant.sent`."""
+        """Signature that the vector was sent (see `Participant.sent`)."""
         return self._participant.sent(terms.digest)
 
     def cohort(self, terms: Terms) -> str:
-        """Digest of the cohort that this node has shared its secrets with; empty if it has shared none."""
+        """Digest of the cohort with which this node has shared its secrets; empty if it has shared none."""
         session = self._store.session(terms.digest)
         return "" if session is None else session.cohort
 

@@ -38,9 +38,9 @@ class Session:
 
     Attributes:
         terms, advert: plain values of both.
-        sealing, masking, seed: the node's secrets, hexadecimal digits; empty once they are needed no more.
+        sealing, masking, seed: the node's secrets, hexadecimal digits; empty once they are no longer needed.
         commitment: SHA-256 of the seed.
-        cohort: digest of the only cohort that the secrets were shared with; empty before.
+        cohort: digest of the only cohort with which the secrets were shared; empty before.
         members: plain values of its adverts.
         outgoing: client -> sealed shares, in base 64, as they left.
         sharing: clients whose shares this node holds, its own among them (U1); empty until its vector is kept.
@@ -63,15 +63,15 @@ class Session:
 
 
 class SessionStore:
-    """Sessions in their own file, of which the newest few are kept, and signed sets of survivors in the node's ledger.
+    """Sessions in a file that keeps the newest few, and signed sets of survivors in the node's ledger.
 
-    One process at a time uses it: the one that holds the ledger.
+    Only the process that holds the ledger uses it.
 
     Args:
         path: SQLite file of the sessions; created if missing.
         ledger: the node's ledger.
-        kept: number of open sessions, of which a run has up to two; the secrets of older ones are deleted, and their
-            rounds continue without this node. Finished ones are kept while they are among as many newest ones.
+        kept: number of open sessions, of which a run has up to two. The secrets of older ones are deleted, and their
+            rounds continue without this node. The same number of the newest finished ones is kept.
 
     Raises:
         LedgerError: the file cannot be used.
@@ -133,7 +133,7 @@ class SessionStore:
         """Record the only set that is ever signed for its cohort; returns after it is on disk.
 
         Raises:
-            LedgerError: one was recorded before.
+            LedgerError: a set was recorded before.
         """
         kept = {"sharing": survivors.sharing, "answered": survivors.answered, "signature": signature}
         self._ledger.agree(survivors.cohort, json.dumps(kept))

@@ -1,7 +1,7 @@
-"""Host-side tables that cut the flat vector into pieces which never cross a layer's boundary.
+"""Host-side tables that cut the flat vector into pieces, none of which crosses a layer's boundary.
 
-They depend on the public layer boundaries only, are built once and kept on the device: a private step then needs one
-launch for all layers and no synchronisation.
+The tables depend only on the public layer boundaries, are built once and stay on the device. A private step then needs
+one launch for all layers and no synchronisation.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Layout:
         offsets: [K + 1] int64; layer k covers the flat positions offsets[k] <= i < offsets[k + 1].
 
     Raises:
-        ConfigError: boundaries that do not start at 0, an empty layer, or a layer of 2**31 elements or more.
+        ConfigError: boundaries do not start at 0, or a layer is empty or has 2**31 elements or more.
     """
 
     def __init__(self, offsets: np.ndarray) -> None:

@@ -1,7 +1,7 @@
-"""Public functions on blocks of updates and on sums; each checks its arguments and runs on the backend that fits.
+"""Public functions on blocks of updates and on sums. Each checks its arguments and runs on the backend that fits.
 
-No function waits for the device: shapes, types and host-side boundaries are checked, values on the device are not. Only
-the first call for given `offsets` and device copies a small table there.
+No function waits for the device. They check shapes, types and host-side boundaries, but not values on the device. Only
+the first call for given `offsets` and device copies a small table to the device.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class ClipFactors(NamedTuple):
 
     Attributes:
         moments: sum of |u|^p over each layer (p = 2 for Gaussian, 1 for Laplace noise), [B, K] float32. PRIVATE.
-        factors: what each layer is to be multiplied by, [B, K] float32; 0 for a client with NaN or Inf. PRIVATE.
+        factors: factor by which each layer must be multiplied, [B, K] float32; 0 for a client with NaN or Inf.
+            PRIVATE.
         nonfinite: number of each client's elements that count as not finite, [B] int64. PRIVATE.
     """
 
@@ -67,8 +68,8 @@ def clip_factors(
 ) -> ClipFactors:
     """Factors min(1, bound / norm) that bound every client's layers, for `clip_scale_sum`.
 
-    A layer's norm is l2 for Gaussian, l1 for Laplace noise. Bounds are taken a share of 2^-16 smaller, so that float32
-    rounding cannot exceed them: one client added or removed then changes layer k of the sum by at most clip[k], up to
+    A layer's norm is l2 for Gaussian and l1 for Laplace noise. Bounds are reduced by a share of 2^-16, so that float32
+    rounding cannot exceed them. One client added or removed then changes layer k of the sum by at most clip[k], up to
     the rounding of the sum itself, which a float64 sum keeps below that share.
 
     Args:
@@ -94,8 +95,8 @@ def clip_scale_sum(
 ) -> None:
     """Add sum_b factors[b, layer] * updates[b] to `out`, in client order.
 
-    Products are float32, the sum is of the type of `out`: float64 keeps rounding out of the sensitivity. The result has
-    the same bits on every backend. A factor of 0 gives exactly 0, even for NaN and Inf.
+    Products are float32; the sum has the type of `out`. With float64 its rounding does not affect the sensitivity. The
+    result has the same bits on every backend. A factor of 0 gives exactly 0, even for NaN and Inf.
 
     Args:
         updates: [B, D] float32 or bfloat16; elements of a row side by side.
@@ -133,7 +134,7 @@ def add_noise_(
         family: "gaussian" or "laplace".
         key: Philox key, from `noise_key`; one key serves one round. A CUDA graph that captured this call would replay
             the same noise.
-        stream: the noising party, in [0, 2**32). Two calls with equal key and stream add equal noise.
+        stream: number of the noising party, in [0, 2**32). Two calls with equal key and stream add equal noise.
         grid: round the result to multiples of 2^(floor(log2 scale) - 10), against attacks on its low bits.
         backend: overrides `backend_for(vector)`.
 

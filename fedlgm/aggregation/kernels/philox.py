@@ -1,7 +1,7 @@
-"""The random words behind all kernel noise: Philox4x32-10, what its counter holds and how words become noise.
+"""The random words behind all kernel noise: Philox4x32-10, its counter, and the map from words to noise.
 
-Every backend reproduces these integers bit for bit, so that a noise value depends on (key, layer, element, stream)
-only: not on the backend, the block of clients, the tile size or the number of GPU threads.
+Every backend reproduces these integers bit for bit, so a noise value depends only on (key, layer, element, stream),
+not on the backend, the block of clients, the tile size or the number of GPU threads.
 
     key      two words of `KeyRing.words(2, Purpose.NOISE, round)` (`noise_key`): the round is in the key
     counter  (element // 4, layer, stream, depth)

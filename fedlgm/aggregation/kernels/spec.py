@@ -1,4 +1,4 @@
-"""The noise that a sum receives, as plain data that both backends read, and the type in which sums are stored."""
+"""The noise that a sum receives, as plain data for both backends, and the type in which sums are stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Noise:
         family: "gaussian" or "laplace".
         key: Philox key, two 32-bit words.
         grid: round value + noise to the layer's grid.
-        stream: the noising party's.
+        stream: number of the noising party.
     """
 
     scale: Tensor

@@ -1,7 +1,7 @@
 """The kernels in plain torch: for CPUs and for accelerators without Triton.
 
-It follows the Triton kernels operation by operation: sums without noise agree bit for bit, Philox words too, noise to
-float32 rounding.
+The operations are those of the Triton kernels, in the same order: sums without noise and Philox words agree bit for
+bit, noise up to float32 rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _chunk(device: torch.device) -> int:
 
 
 def layer_moments(updates: Tensor, layout: Layout, power: int, clip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of |u|^power over each client's layers, and from them the factors that bound the layers.
+    """Sums of |u|^power over each client's layers, and the resulting factors that bound the layers.
 
     Args:
         updates: [B, D] float32 or bfloat16.
@@ -78,9 +78,8 @@ def accumulate(
         updates: [B, D] float32 or bfloat16, or None for no clients.
         factors: [B, K] float32.
         noise: one party's noise, or None.
-        chunk: elements handled at once, a multiple of 4, at least 2048; by default chosen for the device. No bit of
-            the
-            result depends on it.
+        chunk: elements handled at once, a multiple of 4, at least 2048; by default chosen for the device. It affects
+            no bit of the result.
     """
     for segment in layout.segments(chunk or _chunk(out.device), out.device):
         target = out[segment.start : segment.stop]

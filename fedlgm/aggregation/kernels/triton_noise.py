@@ -1,7 +1,8 @@
 """Noise in registers: Philox words to Gaussian or Laplace values (defined in `fedlgm.aggregation.kernels.philox`).
 
-Logarithm, sine and cosine are minimax polynomials with explicit fused multiply-adds: about fifteen instructions each
-where the device library's take thirty and branch, and the same on every GPU. Relative errors stay below 4e-7.
+Logarithm, sine and cosine are minimax polynomials with explicit fused multiply-adds. Each takes about fifteen
+instructions, whereas the device library's functions take thirty and branch, and they are the same on every GPU.
+Relative errors stay below 4e-7.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

@@ -14,8 +14,8 @@ from fedlgm.training.stack.tape import Memory
 Scale = Callable[[slice, Sequence[Tensor]], list[Tensor]]
 """Factors of some examples for the squared norms of their gradients, parameter by parameter.
 
-Called as `scale(rows, squares)` with squares float64 [c] per parameter; gives one vector [c] per parameter, 0 for an
-example whose gradient is not finite.
+It is called as `scale(rows, squares)` with squares float64 [c] per parameter. It returns one vector [c] per parameter,
+with 0 for an example whose gradient is not finite.
 """
 
 
@@ -27,7 +27,7 @@ class Use:
         x: input, the example first.
         dy: gradient of the output.
         saved: results of the forward pass for the backward pass, the example first.
-        shared: results of the parameters' gradients for that of the input.
+        shared: results of the parameters' gradients that the gradient of the input also uses.
     """
 
     x: Tensor
@@ -53,14 +53,14 @@ class Kept(Protocol):
     squares: list[Tensor]
 
     def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
-        """Add sum_i f_i g_i to `sums` ([size] per parameter); an example with factor 0 is left out altogether."""
+        """Add sum_i f_i g_i to `sums` ([size] per parameter), omitting examples with factor 0."""
         ...
 
 
 class Rule:
     """Forward pass and gradients of one module whose first dimension is the example.
 
-    While sums are being built they may be in another order than the parameter; `finish` restores torch's order.
+    Unfinished sums may be in another order than the parameter; `finish` restores torch's order.
 
     Args:
         module: the layer; its parameters are read in place.
@@ -79,7 +79,7 @@ class Rule:
         return True
 
     def shares(self, x: Tensor) -> bool:
-        """Whether an input is one row for the whole batch; the layer is then called with a row for each example."""
+        """Whether an input is one row for the whole batch. The layer is then called with a row for each example."""
         return False
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Rule:
         raise NotImplementedError
 
     def kept(self, x: Tensor, out: Tensor) -> int:
-        """Numbers per example that the forward pass keeps besides its input and output, for tensors like these."""
+        """Numbers per example that the forward pass keeps besides input and output, for tensors like these."""
         return 0
 
     def input_gradient(self, use: Use) -> Tensor:
@@ -99,7 +99,7 @@ class Rule:
         raise NotImplementedError
 
     def immediately(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
-        """Measure, scale and add every example's gradient, keeping none."""
+        """Measure, scale and add every example's gradient, without keeping any."""
         kept = self.keep(use)
         kept.add(sums, scale(slice(0, len(use)), kept.squares))
 
@@ -143,7 +143,7 @@ def all_finite(squares: Tensor) -> bool:
 
 
 CHUNK_BYTES = 3 << 20
-"""Bytes of gradients and their operands that are formed at a time: about the size of a core's cache."""
+"""Bytes of gradients and their operands that are formed at a time, about the size of a core's cache."""
 
 
 def chunks(examples: int, bytes_each: int) -> Iterator[slice]:

@@ -1,7 +1,7 @@
 """Convolutions of one and two dimensions, in channels-last layout.
 
-A weight gradient is the product of the output's gradient [T, out] and the patches [T, kernel * in]; in that layout a
-patch is `kernel height` runs of `kernel width * in` numbers side by side, so that patches are strided copies.
+A weight gradient is the product of the output's gradient [T, out] and the patches [T, kernel * in]. In channels-last
+layout a patch is `kernel height` runs of `kernel width * in` adjacent numbers, so patches are strided copies.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ConvolutionRule(ProductRule):
         return use.saved[0] if use.saved else self._patches(use.x)[0]
 
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
-        """See `ProductRule`; with vertical steps of 1 by strips, a third of the copying for a kernel of 3."""
+        """See `ProductRule`; vertical steps of 1 use strips, with a third of the copying for a kernel of 3."""
         y = self.columns(use.dy[rows]).transpose(1, 2)
         if use.saved or not self._by_strips():
             return torch.bmm(y, self.operand(use[rows]), out=out)
@@ -130,7 +130,7 @@ class ConvolutionRule(ProductRule):
         return super().ghost_pays(positions)
 
     def grams(self, use: Use, rows: slice) -> Tensor:
-        """See `ProductRule`; with stride 1 by shifts of the Gram matrix of the pixels."""
+        """See `ProductRule`; for stride 1 they are formed by shifts of the Gram matrix of the pixels."""
         if use.saved or self._stride != (1, 1) or self._dilation != (1, 1):
             patches = self.operand(use[rows])
             gram = self.memory.take("gram of inputs", len(patches), patches.shape[1], patches.shape[1])

@@ -1,6 +1,7 @@
 """Per-example gradients that are products of two matrices: dY_i^T X_i for T rows per example.
 
-There are three ways to compute the norms and the scaled sum; the shapes decide, and no per-example gradient is kept:
+There are three ways to compute the norms and the scaled sum. The shapes determine the choice, and no per-example
+gradient is kept:
 
 * one row per example (T = 1): ||g_i|| = ||dy_i|| ||x_i||, and the sum is one product of scaled rows;
 * instantiate: gradients of a chunk that fits the cache are formed, measured, scaled, added and dropped;
@@ -27,7 +28,7 @@ from fedlgm.example_level.rules.base import (
 )
 
 GHOST_TRUST = 2.0**-4
-"""Least ratio of a squared norm to the norms of its Gram matrices at which their rounding moves the norm by 4e-6."""
+"""Least ratio of a squared norm to the norms of its Gram matrices, at which their rounding moves the norm by 4e-6."""
 _VANISHED = 2.0**-104  # of a sum of squares, per term: terms that vanished (below 2^-126) are at most 2^-22 of it
 _LEAST_GRAM = 2.0**-80  # of a Gram matrix, per entry: the same for products of rows of up to 2^24 numbers
 _RUN = 256  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-20
@@ -36,8 +37,9 @@ _RUN = 256  # float32 numbers whose squares vectorised sums add up with a relati
 def row_squares(rows: Tensor) -> Tensor:
     """Squared norm of each row of [n, size], float64 [n]; relative error at most 2^-20 for float32 rows of any length.
 
-    Squares below 2^-126 vanish in float32. A row in which they may matter is squared in float64: its norm is a factor
-    of a product, so even a tiny norm matters. A square that overflows gives `inf`, and such an example counts as zero.
+    Squares below 2^-126 vanish in float32. A row in which they may matter is squared in float64, because its norm is a
+    factor of a product, so even a tiny norm matters. A square that overflows gives `inf`, and such an example counts
+    as zero.
     """
     size = rows.shape[1]
     if rows.dtype == torch.float64:
@@ -68,11 +70,11 @@ def squares_of_rows(many: Sequence[Tensor]) -> Tensor:
 
 
 def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared norms from Gram matrices [c, T, T], never too small, with a flag for those too far above to be used.
+    """Squared norms from Gram matrices [c, T, T], never too small, with a flag for norms too inexact to be used.
 
-    If an example's positions cancel, sum(A B) is a small difference of large numbers: its rounding error is relative to
-    ||A||_F ||B||_F. A bound of that error is added, and the norm is not used if the bound is not small beside the sum,
-    or if products inside a Gram matrix, or of two of their entries, may have underflowed.
+    If an example's positions cancel, sum(A B) is a small difference of large numbers, and its rounding error is
+    relative to ||A||_F ||B||_F. A bound of this error is added. The norm is not used if the bound is not small
+    relative to the sum, or if products inside a Gram matrix, or of two of their entries, may have underflowed.
     """
     sums = torch.linalg.vecdot(gram_x.flatten(1), gram_y.flatten(1)).double()
     of_x, of_y = (torch.linalg.vector_norm(gram, dim=(1, 2)).double() for gram in (gram_x, gram_y))
@@ -89,8 +91,8 @@ class ProductRule(Rule):
     weight lie in the order [p, d] of the product.
 
     Attributes:
-        arranged: whether the sums are in the parameter's own order: before anything is added, and where gradients from
-            `instantiate` are.
+        arranged: whether the sums are in the order of the parameter, before anything is added, and where gradients
+            from `instantiate` are.
     """
 
     arranged = True
@@ -190,7 +192,7 @@ class ProductRule(Rule):
     def squares(self, use: Use) -> tuple[Tensor, Tensor]:
         """Squared norms of the weight's gradients without the gradients, float64 [n].
 
-        It also returns the indices of examples with unreliable norms, which must be instantiated.
+        Also returns the indices of examples with unreliable norms, which must be instantiated.
         """
         if self.positions(use) == 1:
             product = row_squares(self.operand(use).flatten(1)) * row_squares(use.dy.reshape(len(use), -1))

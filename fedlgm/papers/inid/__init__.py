@@ -1,1 +1,1 @@
-"""The i.n.i.d. noise paper: coordinate descent and principal components. Its noise is `fedlgm.mechanisms.inid`."""
+"""The i.n.i.d. noise paper: coordinate descent and principal components. `fedlgm.mechanisms.inid` has its noise."""

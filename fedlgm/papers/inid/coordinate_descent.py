@@ -1,12 +1,12 @@
 """Differentially private proximal coordinate descent (DP-CD) with scale-perturb-rescale, i.n.i.d. or i.i.d. noise.
 
 One pass visits the coordinates in order. The private step of coordinate i is a sum over rows of clipped partial
-derivatives plus noise; the rest is post-processing. The sum is additive over disjoint sets of rows, so that clients can
-each compute theirs (`coordinate_gradient_sum`) and a server can do the rest.
+derivatives plus noise; the rest is post-processing. The sum is additive over disjoint sets of rows, so clients can
+each compute their part (`coordinate_gradient_sum`) and a server can do the rest.
 
-Neighbouring relation: "replace-one" moves a sum of derivatives clipped to C_i by at most 2 C_i, "add-remove" by C_i;
-the divisor N is public under both. Sources: DP-CD (Mangold, Bellet, Salmon and Tommasi 2022); i.n.i.d. noise paper,
-section VI-A and Algorithm 2. The paper adds noise t_i to the update; here the same noise, times N / tau_i, is added to
+Neighbouring relation: "replace-one" moves a sum of derivatives clipped to C_i by at most 2 C_i, "add-remove" by C_i.
+The divisor N is public under both. Sources: DP-CD (Mangold, Bellet, Salmon and Tommasi 2022); i.n.i.d. noise paper,
+section VI-A and Algorithm 2. The paper adds noise t_i to the update. Here the same noise, times N / tau_i, is added to
 the sum, as a client or an aggregator could do.
 """
 
@@ -41,7 +41,7 @@ Rule = Literal["inid", "spr", "iid"]
 
 @dataclass(frozen=True, eq=False)
 class DescentPlan:
-    """A whole private run: a function of public numbers only.
+    """A whole private run, as a function of public numbers only.
 
     Attributes:
         rates: learning rate tau_i of each coordinate, shape [K].
@@ -67,12 +67,12 @@ class DescentPlan:
 def pass_budget(family: Family, epsilon: float, delta: float, passes: int) -> float:
     """Share of an (epsilon, delta) budget for each of `passes` equal passes.
 
-    Gaussian noise: mu_0 / sqrt(passes), exact because squared mu's of adaptive Gaussian releases add up. Laplace noise:
-    epsilon / passes of pure DP by basic composition (delta must be 0); a larger budget that an accountant proves for
-    `DescentPlan.event` at some delta > 0 may be used instead.
+    For Gaussian noise the share is mu_0 / sqrt(passes), which is exact because squared mu's of adaptive Gaussian
+    releases add up. For Laplace noise it is epsilon / passes of pure DP by basic composition (delta must be 0). If an
+    accountant proves a larger budget for `DescentPlan.event` at some delta > 0, that budget may be used instead.
 
     Raises:
-        ConfigError: an argument out of range.
+        ConfigError: an argument is out of range.
     """
     check_count("passes", passes)
     if family == "gaussian":
@@ -116,7 +116,7 @@ def plan_descent(
         The plan.
 
     Raises:
-        ConfigError: an argument out of range or an unknown rule, family or relation.
+        ConfigError: an argument is out of range, or a rule, family or relation is unknown.
     """
     m = np.asarray(smoothness, dtype=np.float64)
     if m.ndim != 1 or m.size == 0 or not np.all(np.isfinite(m)) or np.any(m <= 0):
@@ -175,7 +175,7 @@ def descend(
         theta at the start and after every pass, shape [passes + 1, K]. The plan's guarantee covers all of it.
 
     Raises:
-        DataError: shapes that differ from the plan's, or non-finite entries.
+        DataError: the shapes differ from the plan's, or an entry is not finite.
     """
     x, y = check_rows(features, targets)
     if x.shape[1] != plan.clip.size:
@@ -198,7 +198,7 @@ def check_rows(features: npt.ArrayLike, targets: npt.ArrayLike) -> tuple[Array, 
     """Features [N, K] and targets [N] in double precision.
 
     Raises:
-        DataError: wrong shapes or non-finite entries.
+        DataError: a shape is wrong or an entry is not finite.
     """
     x, y = np.asarray(features, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     if x.ndim != 2 or y.shape != x.shape[:1]:

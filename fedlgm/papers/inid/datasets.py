@@ -37,14 +37,14 @@ def load_tabular(name: str, *, scaling: str = "range") -> TabularData:
     Args:
         name: "diabetes" (442 x 10, regression) and "breast-cancer" (569 x 30, two classes) come with scikit-learn;
             "california" (20,640 x 8, regression) and "electricity" (45,312 x 8, two classes) are downloaded once.
-        scaling: features are centred, then "range" divides each by its largest magnitude (bounds b_i = 1, unequal
-            variances), "standardized" by its standard deviation, "centered" not at all.
+        scaling: features are centred and then divided by their largest magnitude with "range" (bounds b_i = 1, unequal
+            variances), by their standard deviation with "standardized", and not at all with "centered".
 
     Returns:
         The task.
 
     Raises:
-        ConfigError: unknown name or scaling.
+        ConfigError: the name or scaling is unknown.
         DataError: the set cannot be downloaded or a feature is constant.
     """
     check_known("data set", name, _SETS)

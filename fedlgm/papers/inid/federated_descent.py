@@ -1,9 +1,9 @@
-"""Coordinate descent as a federation: clients hold rows, a round releases one coordinate's sum.
+"""Coordinate descent as a federation: clients hold rows, and a round releases one coordinate's sum.
 
-The model is theta with one layer per coordinate. In round r the plan releases coordinate (r - 1) mod K only; clients
-add up their rows' clipped partial derivatives; the server does the proximal step. Without noise the path is that of
-`coordinate_descent.descend` on all rows together, up to the factor 1 - 2^-16 of clipping. The unit of
-privacy is a row: every row's share is bounded before a client adds it up, so a client's sum needs no further bound.
+The model is theta with one layer per coordinate. In round r the plan releases only coordinate (r - 1) mod K. Clients
+add up their rows' clipped partial derivatives, and the server does the proximal step. Without noise the path is that
+of `coordinate_descent.descend` on all rows together, up to the factor 1 - 2^-16 of clipping. The unit of privacy is a
+row: every row's share is bounded before a client adds it up, so a client's sum needs no further bound.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def coordinate_table(coordinates: int) -> LayerTable:
 class CoordinateSums:
     """Trainer: the sums over a client's rows of all clipped partial derivatives at the current theta.
 
-    All K sums cost about as much as one pass over the rows; the round's plan picks the one that leaves the client.
+    All K sums cost about as much as one pass over the rows; the round's plan selects the one that leaves the client.
 
     Args:
         objective: the loss.

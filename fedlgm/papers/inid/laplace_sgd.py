@@ -2,7 +2,7 @@
 
 Every layer of an example's gradient, or the whole of it, is clipped in l1 norm. Laplace noise of one scale per layer is
 added to the sum of a Poisson batch. The norms need every example's gradient, so a step takes longer than one of DP-SGD.
-In recipes and studies: `mechanism.name = "fedlgm.papers.inid.laplace_sgd:LaplaceSGD"`.
+Recipes and studies name it as `mechanism.name = "fedlgm.papers.inid.laplace_sgd:LaplaceSGD"`.
 
 Source: i.n.i.d. noise paper, Section VI-C, Theorem 5, Table IV.
 """
@@ -48,15 +48,15 @@ class L1Clip(PerLayerClip):
 class LaplaceSGD(Mechanism, BoundsExamples):
     """Per-layer l1 clipping of examples' gradients and Laplace noise.
 
-    (epsilon, delta) holds for adding or removing one example; with delta = 0 by basic composition.
+    (epsilon, delta) holds for adding or removing one example. Delta = 0 means basic composition.
 
     Attributes:
         bound: l1 bound C of one example's contribution, spread evenly over the layers.
-        rule: "global" (the whole gradient is clipped, one scale), or how the noise is spread over the layers: "inid",
-            "spr" or "iid", see `GroupNoise`.
+        rule: "global" (the whole gradient is clipped, with one scale), or the rule that spreads the noise over the
+            layers: "inid", "spr" or "iid" (see `GroupNoise`).
 
     Raises:
-        ConfigError: an option out of range.
+        ConfigError: an option is out of range.
 
     Example:
         >>> from fedlgm import Sampling

@@ -35,11 +35,11 @@ class Lasso:
         return float(((features @ theta - targets) ** 2).mean() / 2 + self.strength * np.abs(theta).sum())
 
     def margin_gradient(self, margins: Array, targets: Array) -> Array:
-        """Derivative of each row's loss in its margin x_n . theta, shape [N]: residuals."""
+        """Derivative of each row's loss in its margin x_n . theta, shape [N], which is the residual."""
         return margins - targets
 
     def prox(self, value: float, step: float) -> float:
-        """argmin_w (w - value)^2 / 2 + step * psi_i(w): the soft threshold."""
+        """argmin_w (w - value)^2 / 2 + step * psi_i(w), which is the soft threshold."""
         return math.copysign(max(abs(value) - step * self.strength, 0.0), value)
 
 
@@ -67,7 +67,7 @@ class Logistic:
         return np.asarray(-targets * expit(-targets * margins))
 
     def prox(self, value: float, step: float) -> float:
-        """Shrinkage."""
+        """argmin_w (w - value)^2 / 2 + step * psi_i(w), which is a shrinkage."""
         return value / (1 + step * self.strength)
 
 

@@ -42,7 +42,7 @@ class CovariancePlan:
         off_diagonal: noise scale of the M (M - 1) / 2 entries above the diagonal.
         entry_clip: bounds of |x_i x_j| on and off the diagonal, or None if rows are bounded as a whole.
         event: accounting event.
-        guarantee: standing of the privacy claim.
+        guarantee: status of the privacy claim.
     """
 
     dimension: int
@@ -84,7 +84,7 @@ def covariance_plan(method: str, dimension: int, epsilon: float, delta: float = 
         The plan.
 
     Raises:
-        ConfigError: unknown method, or an argument out of range.
+        ConfigError: the method is unknown, or an argument is out of range.
     """
     check_known("covariance method", method, _METHODS)
     check_count("dimension", dimension)
@@ -101,7 +101,7 @@ def methods() -> tuple[str, ...]:
 
 
 def covariance_sum(rows: npt.ArrayLike, plan: CovariancePlan) -> Array:
-    """Sum of the bounded outer products of `rows`: additive over disjoint sets of rows.
+    """Sum of the bounded outer products of `rows`, which is additive over disjoint sets of rows.
 
     Args:
         rows: data, shape [N, M]; rows longer than 1 are scaled to length 1.
@@ -111,7 +111,7 @@ def covariance_sum(rows: npt.ArrayLike, plan: CovariancePlan) -> Array:
         Symmetric matrix, shape [M, M].
 
     Raises:
-        DataError: rows of the wrong shape or with non-finite entries.
+        DataError: the rows have a wrong shape or entries that are not finite.
     """
     x = np.asarray(rows, dtype=np.float64)
     if x.ndim != 2 or x.shape[1] != plan.dimension:
@@ -136,7 +136,7 @@ def top_subspace(matrices: npt.ArrayLike, rank: int) -> Array:
     """Orthonormal basis of the leading eigenspace of each symmetric matrix: [..., M, M] gives [..., M, rank].
 
     Raises:
-        ConfigError: rank outside [1, M].
+        ConfigError: the rank is outside [1, M].
     """
     stack = np.asarray(matrices, dtype=np.float64)
     if not 1 <= rank <= stack.shape[-1]:

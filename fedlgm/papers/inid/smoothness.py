@@ -13,7 +13,7 @@ def smoothness(objective: Objective, features: npt.ArrayLike) -> Array:
     """Exact constants, shape [K]. NOT PRIVATE: use them only if they are public.
 
     Raises:
-        DataError: features of the wrong shape, or a feature that is zero in every row.
+        DataError: the features have a wrong shape, or a feature is zero in every row.
     """
     x = feature_rows(features)
     moments = (x**2).mean(axis=0)
@@ -23,7 +23,7 @@ def smoothness(objective: Objective, features: npt.ArrayLike) -> Array:
 
 
 def feature_rows(features: npt.ArrayLike) -> Array:
-    """Features as a finite matrix [n, K] (DataError: they are none)."""
+    """Features as a finite matrix [n, K] (DataError: they are not one)."""
     x = np.asarray(features, dtype=np.float64)
     if x.ndim != 2 or len(x) == 0 or not np.all(np.isfinite(x)):
         raise DataError(f"features must be a finite matrix with at least one row, got shape {x.shape}")

@@ -1,13 +1,13 @@
 """Sums over millions of rows in which rounding cannot carry one row's share above its bound.
 
-NumPy adds the rows of a table one after another. A row that is added or removed then moves every later partial sum onto
-another grid of floating-point numbers, and adversarial rows add up their rounding errors in one direction: for three
-million rows to 2.3e-4 of the bound, far more than the safety margin (`fedlgm.layers.SAFETY`, 1.5e-5). Here each value
-passes through few additions.
+NumPy adds the rows of a table one after another. A row that is added or removed then moves every later partial sum
+onto another grid of floating-point numbers, and adversarial rows can add up their rounding errors in one direction.
+For three million rows the total is 2.3e-4 of the bound, far more than the safety margin (`fedlgm.layers.SAFETY`,
+1.5e-5). In this module each value passes through few additions.
 
 With at most L additions per value, the error of a sum of n values of size C is at most L n C 2^-53, and the difference
-of two sums grows by at most L n C 2^-52: 0.3e-6 C for three million rows (L = 512), below the margin up to 10^8. Adding
-M clients' sums after that adds M to L.
+of two sums grows by at most L n C 2^-52. This is 0.3e-6 C for three million rows (L = 512), and below the margin up to
+10^8. Adding M clients' sums afterwards adds M to L.
 """
 
 from __future__ import annotations

@@ -33,15 +33,16 @@ _LEAST_SCORE = 1e-12  # where the paper divides by zero: noise beyond any use, b
 class PublishedLaDP(Mechanism, UsesPrivateUpdates):
     """sigma_j = c Delta_f / (epsilon P_j) with P_j = min(KL, B), Delta_f = 2 eta E G_c and c / B of Theorem 3.
 
-    All of it per client and from its own weights (local trust); the recipe's epsilon and delta are those of one
-    release, of which the paper charges q epsilon. We deviate from the paper in two points: clients have equal weight,
-    over the public cohort size, and a client makes E epochs (the paper's loop, taken literally, makes E + 1).
+    Every client computes these quantities from its own weights (local trust). The recipe's epsilon and delta are those
+    of one release, of which the paper charges q epsilon. This class deviates from the paper in two points: clients
+    have equal weight, over the public cohort size, and a client makes E epochs (the paper's loop, taken literally,
+    makes E + 1).
 
     Attributes:
-        threshold: R >= 0; layers of smaller norm are not selected, and uploaded without noise.
+        threshold: R >= 0; layers of smaller norm are not selected and are uploaded without noise.
         score_cap: B > 0.
         estimate: False is the paper's ablation: every selected layer's score is B.
-        batch_share: q = batch size / local examples of the claim q T epsilon; the paper's 50 / 500.
+        batch_share: q = batch size / local examples of the claim q T epsilon; 50 / 500 in the paper.
 
     Example:
         >>> from fedlgm import LocalTraining, Sampling

@@ -1,9 +1,9 @@
 """Noise that changes over the rounds at one budget: the common part of Full DP, Time-Varying DP and DPA.
 
 A schedule gives each round's noise relative to the least one. `calibration = "equal-total"` scales the whole schedule
-so that all rounds together meet the run's (epsilon, delta) by the run's accountant: the fair comparison. `calibration =
-"matched"` is the LaDP-FL paper's frame: every schedule starts at the noise of Full DP, the recipe's epsilon is that of
-one release, and the paper's sum of q epsilon_t is recorded as the claim beside the proven epsilon.
+so that all rounds together meet the run's (epsilon, delta) by the run's accountant, which makes the comparison fair.
+`calibration = "matched"` is the LaDP-FL paper's frame: every schedule starts at the noise of Full DP, the recipe's
+epsilon is that of one release, and the paper's sum of q epsilon_t is recorded as a claim next to the proven epsilon.
 
 Under Poisson sampling the accountant composes every distinct noise level, so a schedule is a staircase of a few levels:
 the noise that is added has exactly the levels that are accounted for.
@@ -40,7 +40,7 @@ class PaperBaseline(Mechanism):
         calibration: "equal-total" (one proven (epsilon, delta) for the whole run) or "matched" (the paper's frame;
             local trust; the recipe's epsilon and delta are those of one release).
         constant: for "matched", the constant c of sigma = c Delta_f / epsilon: "theorem3" or "classical".
-        batch_share: for "matched", q = batch size / local examples of the paper's q T epsilon; its 50 / 500.
+        batch_share: for "matched", q = batch size / local examples of the paper's q T epsilon; 50 / 500 in the paper.
 
     Example:
         >>> from fedlgm import LocalTraining, Sampling
@@ -74,7 +74,7 @@ class PaperBaseline(Mechanism):
         """Noise of the first round over C: 2 c / epsilon, since the paper's sensitivity is 2 C.
 
         Raises:
-            ConfigError: facts outside the paper's frame.
+            ConfigError: the facts are outside the paper's frame.
         """
         epsilon, delta = require(facts, self.name).budget()
         bound_by_training(facts.training)
@@ -95,7 +95,7 @@ class PaperBaseline(Mechanism):
 
 @dataclass(frozen=True)
 class ScheduledGaussian(PaperBaseline):
-    """Gaussian noise on the whole update, its level following a schedule over the rounds.
+    """Gaussian noise on the whole update, at a level that follows a schedule over the rounds.
 
     Example:
         >>> class Halving(ScheduledGaussian):
@@ -115,7 +115,7 @@ class ScheduledGaussian(PaperBaseline):
         return layers.merged()
 
     def schedule(self, rounds: int) -> np.ndarray:
-        """Noise of each round up to a common factor, before the staircase, float64 [rounds]; by default the same."""
+        """Noise of each round up to a common factor, before the staircase, float64 [rounds]; constant by default."""
         return np.ones(rounds)
 
     def shape(self, rounds: int) -> np.ndarray:

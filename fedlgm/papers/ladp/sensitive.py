@@ -25,9 +25,9 @@ from fedlgm.transcript import Transcript
 class SensitiveDP(PaperBaseline):
     """Layer j is clipped to S_j = clamp(kappa h_j, S_min, S_max) and noised by sigma_j = sigma_* sqrt(K) S_j.
 
-    h_j is the norm of layer j in the last released mean update, with the noise subtracted; kappa = 1.5 is the ratio by
-    which a client's update may exceed the mean update, S_max = C / sqrt(K) and S_min = S_max / 10. Both bound and noise
-    follow S_j, so every round costs the same, one Gaussian release over all layers.
+    h_j is the norm of layer j in the last released mean update, with the noise subtracted. kappa = 1.5 is the ratio by
+    which a client's update may exceed the mean update, S_max = C / sqrt(K) and S_min = S_max / 10. Both bound and
+    noise follow S_j, so every round costs the same: one Gaussian release over all layers.
     """
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Training of plain stacks of layers by a compiled kernel: one call trains one client."""
+"""Training of plain stacks of layers by a compiled kernel, with one call per client."""
 
 from fedlgm.training.native.library import instruction_set, reason
 from fedlgm.training.native.program import Program

@@ -22,7 +22,7 @@ class Settings:
 
 
 def area(library: ctypes.CDLL, ops: Tensor, batch: int) -> Tensor:
-    """Working memory for batches of up to that size."""
+    """Working memory for batches up to this size."""
     size = int(library.fedlgm_workspace(_address(ops), ctypes.c_int64(len(ops)), ctypes.c_int64(batch)))
     assert size >= 0, "more layers than the kernel has room for"
     memory = torch.empty(size + _ALIGNED)
@@ -52,9 +52,9 @@ def run(
         order: rows of every epoch, int64 [epochs, n].
         batch: examples of a step.
         loss: 0 for cross-entropy, 1 for the mean squared error.
-        settings: of the optimizer.
+        settings: settings of the optimizer.
         model: parameters [D].
-        update: where to write.
+        update: array for the result.
         memory: see `area`.
     """
     tensors = (ops, x, y, order, model, update)

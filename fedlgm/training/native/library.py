@@ -1,8 +1,8 @@
-"""The compiled kernel: built from `kernel.cpp` with the system's C++ compiler at first use, and kept on disk.
+"""The compiled kernel, built from `kernel.cpp` with the system's C++ compiler at first use and kept on disk.
 
-It lies beside other kept results (`fedlgm.remembered.folder`), named after its source and flags. Before it is used it
-must reproduce a known answer bit for bit, so a compiler that reorders arithmetic is refused, not followed. A compiler
-that fails is remembered there, too, and not tried at every start; another one is, and `fedlgm doctor` tries again.
+It is stored with other kept results (`fedlgm.remembered.folder`), under a name of its source and flags. Before use it
+must reproduce a known answer bit for bit, so a compiler that reorders arithmetic is refused. A compiler that fails is
+also recorded there and not tried at every start; another compiler is, and `fedlgm doctor` tries again.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _ANSWER = "c3d273dc3f3c8e36b0e4a0de54395c65"  # of `answer`, on every machine
 
 
 def instruction_set() -> InstructionSet | None:
-    """The widest one that this processor and the kernel have; None for neither AVX2 nor AVX-512.
+    """The widest instruction set that both this processor and the kernel have; None without AVX2 and AVX-512.
 
-    It is PyTorch's, so `ATEN_CPU_CAPABILITY=avx2` narrows it.
+    It is PyTorch's, so `ATEN_CPU_CAPABILITY=avx2` restricts it.
     """
     found: dict[str, InstructionSet] = {"AVX512": "avx512", "AVX2": "avx2"}
     return found.get(torch.backends.cpu.get_cpu_capability())
 
 
 def reason(*, again: bool = False) -> str | None:
-    """Why there is no kernel on this machine; None if there is one.
+    """The reason why this machine has no kernel; None if it has one.
 
     Args:
-        again: try a compiler again that has failed before.
+        again: whether to try a compiler again that has failed before.
     """
     if again:
         for failure in () if (kept := _kept()) is None else kept.glob(f"*{_FAILED}"):
@@ -74,7 +74,8 @@ def library() -> ctypes.CDLL:
     """The kernel for this machine, compiled on first use.
 
     Raises:
-        ConfigError: no instruction set that it needs, no compiler, or a compiler that fails or changes the arithmetic.
+        ConfigError: there is no suitable instruction set or no compiler, or the compiler fails or changes the
+            arithmetic.
     """
     here = instruction_set()
     if here is None:
@@ -206,7 +207,7 @@ def _confirmed(place: Path) -> ctypes.CDLL:
 
 
 def answer(made: ctypes.CDLL) -> str:
-    """Digest of what the kernel makes of a fixed small client, which takes every layer and both optimizers."""
+    """Digest of the kernel's result for a fixed small client that uses every layer and both optimizers."""
     from fedlgm.training.native.call import Examples, Settings, area, run
 
     ops = torch.tensor(

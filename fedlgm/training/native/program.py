@@ -34,11 +34,11 @@ class Program:
     """A stack of layers for inputs of one shape. Use `Program.of`.
 
     Attributes:
-        ops: int64 [layers, 15]; the fields of `Op` in kernel.cpp.
-        shape: of one input.
-        outputs: per example.
-        loss: as the kernel counts them.
-        parameters: of the model.
+        ops: the fields of `Op` in kernel.cpp, int64 [layers, 15].
+        shape: shape of one input.
+        outputs: outputs per example.
+        loss: the kernel's number of the loss.
+        parameters: number of the model's parameters.
     """
 
     ops: Tensor
@@ -54,12 +54,12 @@ class Program:
         Args:
             module: a plain `nn.Sequential` of Conv2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d(1), Linear, Flatten,
                 Sigmoid, Tanh and ReLU.
-            layers: says where its parameters lie.
-            shape: of one input, [C, H, W] or [features].
+            layers: table of the places of its parameters.
+            shape: shape of one input, [C, H, W] or [features].
             task: classification, or regression with squared loss.
 
         Raises:
-            ConfigError: says what the kernel does not know.
+            ConfigError: the kernel does not support the module; the message says what.
 
         Example:
             >>> module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))

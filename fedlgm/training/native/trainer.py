@@ -18,20 +18,20 @@ from fedlgm.training.native.program import Program
 
 
 class NativeTrainer:
-    """Trains as `SequentialTrainer` does, to rounding, in a compiled kernel: on the CPU, for plain stacks of layers.
+    """Trains like `SequentialTrainer`, up to rounding, in a compiled kernel on the CPU, for plain stacks of layers.
 
-    The same bits on every machine that has the kernel, whatever its instruction set. The trainer refuses layers and
-    options that the kernel does not know; it never trains in another way.
+    The bits are the same on every machine that has the kernel, with any instruction set. The trainer refuses layers
+    and options that the kernel does not support; it never trains in another way.
 
     Args:
         module: the model, float32; a sequence of the layers that `Program.of` lists.
         layers: its layer table.
         settings: local training.
         device: "cpu".
-        task: owns the loss; None is classification.
+        task: task with the loss; None is classification.
 
     Raises:
-        ConfigError: another device, or a machine without the kernel.
+        ConfigError: the device is another one, or the machine has no kernel.
 
     Example:
         >>> from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer

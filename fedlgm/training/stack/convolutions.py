@@ -1,4 +1,4 @@
-"""Convolutions of a stack: by a matrix product if that is faster, else by oneDNN."""
+"""Convolutions of a stack, by a matrix product if this is faster, otherwise by oneDNN."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ProductConvolution(Parametric):
 
     @staticmethod
     def suits(module: nn.Conv2d, first: bool) -> bool:
-        """Whether this is faster than oneDNN; the `first` layer's input needs no gradient.
+        """Whether the product is faster than oneDNN; the `first` layer's input needs no gradient.
 
-        It is faster for images of few channels and a kernel of one or two strides: an unfolded batch is then at most
-        four times as large, and its gradient folds back in at most four sums.
+        The product is faster for images of few channels and a kernel of one or two strides. An unfolded batch is then
+        at most four times as large, and its gradient folds back in at most four sums.
         """
         if module.groups != 1 or module.dilation != (1, 1):
             return False

@@ -1,6 +1,6 @@
 """Layers that record their forward and backward pass on a tape.
 
-Images are channels-last [N, H, W, C] throughout: pooling and activations are vectorised in that layout only.
+Images are channels-last [N, H, W, C] throughout, because only in this layout pooling and activations are vectorised.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Layer(Protocol):
         ...
 
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """Record the gradients of the parameters and, if `wanted`, of the input; returns the tensor of the latter.
+        """Record the gradients of the parameters and, if `wanted`, of the input, whose tensor is returned.
 
         `gradient`, the output's gradient, may be overwritten.
         """

@@ -1,6 +1,6 @@
 """Gradients of plain stacks of layers on the CPU, without autograd.
 
-For one client's small batch autograd's bookkeeping costs as much as the arithmetic. So each layer records its
+For one client's small batch autograd's bookkeeping costs as much as the arithmetic. Each layer therefore records its
 operations on a tape once per batch size, and a training step replays it.
 """
 
@@ -23,12 +23,12 @@ from fedlgm.training.stack.tape import Memory, Tape
 class Stack:
     """Mean loss of a stack of layers, differentiated.
 
-    Agrees with autograd to rounding. Use `Stack.of`.
+    The result agrees with autograd up to rounding. Use `Stack.of`.
 
     Args:
         stack: the layers, the input's first.
         dtype: dtype of the parameters.
-        task: owns the loss.
+        task: task with the loss.
     """
 
     def __init__(self, stack: list[layers.Layer], dtype: torch.dtype, task: Task) -> None:
@@ -39,12 +39,12 @@ class Stack:
 
     @classmethod
     def of(cls, module: nn.Module, gradients: Mapping[str, Tensor], task: Task) -> Stack | None:
-        """The stack of a module; None unless it is a sequence of layers known here.
+        """The stack of a module; None unless the module is a sequence of supported layers.
 
         Args:
             module: its parameters are read in place and must stay where they are.
             gradients: a tensor for the gradient of every parameter, by the parameter's name.
-            task: owns the loss.
+            task: task with the loss.
         """
         if type(module) is not nn.Sequential or not all(map(plain, module.modules())) or shares(module):
             return None

@@ -1,4 +1,4 @@
-"""The ClientApp for nodes without their own executor: it forwards to the node's service and imports no torch."""
+"""The ClientApp for nodes without an executor, which forwards to the node's service and imports no torch."""
 
 from clients.node.relay import make_client_app
 

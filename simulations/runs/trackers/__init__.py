@@ -1,8 +1,8 @@
 """Trackers, which follow a run's public figures: TensorBoard, MLflow, Weights & Biases, or your own.
 
-A tracker has three methods, see `Tracker`. It is named in a recipe (`run.trackers`) or passed to
-`simulations.launch.simulate(..., trackers=[...])`. It receives public figures only: the private diagnostics of a round
-(who took part, how long it took) never reach one.
+A tracker has three methods (see `Tracker`). It is named in a recipe (`run.trackers`) or passed to
+`simulations.launch.simulate(..., trackers=[...])`. It receives only public figures; the private diagnostics of a round
+(who took part, how long it took) never reach a tracker.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Tracker(Protocol):
         """Called once, before the first round."""
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Called after each round with its public row, see `simulations.runs.rows.RoundRow`."""
+        """Called after each round with its public row (see `simulations.runs.rows.RoundRow`)."""
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Called once with the run's summary; with None if the run was interrupted or failed."""
+        """Called once with the run's summary, or with None if the run was interrupted or failed."""
 
 
 _BUNDLED = {
@@ -78,7 +78,7 @@ _BUNDLED = {
 
 
 def names() -> tuple[str, ...]:
-    """Bundled trackers; each needs the package of its name."""
+    """Bundled trackers, each of which needs the package of its name."""
     return tuple(_BUNDLED)
 
 
@@ -88,15 +88,15 @@ def installed(name: str) -> bool:
 
 
 def make(name: str) -> Tracker:
-    """The tracker of that name.
+    """The tracker of this name.
 
     Args:
         name: one of `names()`, or "package.module:name" of a tracker, or of a class or function that makes one when it
             is called without arguments.
 
     Raises:
-        ConfigError: unknown name, package not installed, reference that does not import, or an object that is not a
-            tracker.
+        ConfigError: the name is unknown, the package is not installed, the reference does not import, or the object is
+            not a tracker.
     """
     found = named(_BUNDLED, name, "tracker")
     if name in _BUNDLED:
@@ -143,12 +143,12 @@ class Trackers:
 
     @classmethod
     def of(cls, named: Sequence[str] | None, objects: Iterable[Tracker] = ()) -> Trackers:
-        """Trackers named in a recipe (see `named_in`), then objects; see `make` for the errors."""
+        """Trackers named in a recipe (see `named_in`), then objects; the errors are those of `make`."""
         members = [(repr(name), make(name)) for name in named_in(named)]
         return cls([*members, *((type(tracker).__name__, tracker) for tracker in objects)])
 
     def start(self, run: RunStart) -> None:
-        """Start each; if one fails, those before it are ended.
+        """Start each tracker; if one fails, those before it are ended.
 
         Raises:
             RunError: one cannot start; nothing has been released yet.
@@ -164,7 +164,7 @@ class Trackers:
                 raise RunError(f"tracker {name} cannot start: {raised_in(tracker, error)}") from error
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Pass a finished round to each."""
+        """Pass a finished round to each tracker."""
         for name, tracker in list(self._members):
             try:
                 # Whatever a user's does to the row, others and the run see theirs.
@@ -175,7 +175,7 @@ class Trackers:
                 _warn(f"tracker {name} failed in round {row['round']} and gets no more rounds: {why}")
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """End each, in the order in which they started; each is ended only once."""
+        """End each tracker once, in the order in which they started."""
         members, self._members = self._members, []
         for name, tracker in members:
             try:
@@ -187,10 +187,10 @@ class Trackers:
 def scalars(row: Mapping[str, Any], layers: Sequence[str]) -> dict[str, float]:
     """Figures of a public row by name, for charts; infinite values and NaN are dropped.
 
-    Besides the run's own (loss and the task's metrics, epsilon, claimed_epsilon, noise_norm) there are, for each
-    released layer, `bound/LAYER` (s_j), `noise/LAYER` (root mean square norm of one party's noise),
-    `snr/LAYER`, `share/LAYER`, `released_norm/LAYER` (norm of the released noisy mean) and `clipped/LAYER` (share of
-    clients that were clipped, noisy) if the round released it as a query.
+    In addition to the run's own figures (loss and the task's metrics, epsilon, claimed_epsilon, noise_norm) there are,
+    for each released layer, `bound/LAYER` (s_j), `noise/LAYER` (root mean square norm of one party's noise),
+    `snr/LAYER`, `share/LAYER`, `released_norm/LAYER` (norm of the released noisy mean) and, if the round released it
+    as a query, `clipped/LAYER` (noisy share of clients that were clipped).
 
     Args:
         row: see `simulations.runs.rows.RoundRow`.

@@ -1,4 +1,4 @@
-"""MLflow: one MLflow run per run folder, at the tracking server that MLFLOW_TRACKING_URI names."""
+"""MLflow, with one MLflow run per run folder, at the tracking server that MLFLOW_TRACKING_URI names."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class MlflowTracker:
 
     A resumed run continues the same MLflow run.
 
-    The experiment is $MLFLOW_EXPERIMENT_NAME, else "fedlgm"; the server is MLflow's own ($MLFLOW_TRACKING_URI, else
-    files or a database in this directory).
+    The experiment is $MLFLOW_EXPERIMENT_NAME, or else "fedlgm". The server is MLflow's own ($MLFLOW_TRACKING_URI, or
+    else files or a database in this directory).
     """
 
     def start(self, run: RunStart) -> None:
@@ -44,7 +44,7 @@ class MlflowTracker:
         self._client.update_run(self._run, status="RUNNING")
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """One metric per figure, the round as its step."""
+        """Log one metric per figure, with the round as its step."""
         now = 1000 * row["round"]  # real times between rounds would show how many clients took part
         metrics = [
             self._metric(_FORBIDDEN.sub("_", name), value, now, row["round"])
@@ -54,7 +54,7 @@ class MlflowTracker:
             self._client.log_batch(self._run, metrics=metrics[first : first + _BATCH])
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Set the tags and the status: FINISHED, or KILLED for an interrupted run."""
+        """Set the tags and the status, which is FINISHED, or KILLED for an interrupted run."""
         for name, value in summary_figures(summary).items():
             self._client.set_tag(self._run, f"fedlgm.{name}", str(value))
         self._client.set_terminated(self._run, "FINISHED" if summary is not None else "KILLED")

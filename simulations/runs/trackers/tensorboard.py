@@ -12,7 +12,7 @@ class TensorBoardTracker:
     """Writes `tensorboard/` in the run folder; open it with `tensorboard --logdir RUN`."""
 
     def start(self, run: RunStart) -> None:
-        """Open the event file; for a resumed run, later rounds that will be repeated are purged."""
+        """Open the event file; for a resumed run, remove later rounds, which will be repeated."""
         from torch.utils.tensorboard import SummaryWriter
 
         purge = run.rounds_done + 1 if run.rounds_done else None
@@ -20,7 +20,7 @@ class TensorBoardTracker:
         self._layers = tuple(run.layers)
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """One scalar per figure, all in one event: `add_scalar` queues each, and its writer hashes each in Python."""
+        """Write one scalar per figure, all in one event; `add_scalar` would queue and hash each in Python."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(row, self._layers).items()]
@@ -28,7 +28,7 @@ class TensorBoardTracker:
         self._board.file_writer.add_summary(Summary(value=values), row["round"], walltime=float(row["round"]))
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Add the guarantee as text beside the curves."""
+        """Add the guarantee as text."""
         if summary is not None:
             last = int(summary["rounds"])
             self._board.add_text("guarantee", str(summary["guarantee"]), last, walltime=float(last))

@@ -14,7 +14,7 @@ _FILE = "trackers.json"
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots; lists become JSON.
+    """Nested mappings as one mapping, with keys joined by dots; lists become JSON.
 
     >>> flat({"run": {"seed": 1}, "model": {"hidden": [8, 8]}})
     {'run.seed': 1, 'model.hidden': '[8, 8]'}
@@ -29,12 +29,12 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def summary_figures(summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Figures of a run's summary for a tracker, with the guarantee beside every epsilon."""
+    """Figures of a run's summary for a tracker, with the guarantee for every epsilon."""
     return {name: summary[name] for name in _SHOWN if name in summary} if summary is not None else {}
 
 
 def remembered(folder: Path, tracker: str, create: Callable[[], str]) -> str:
-    """The tracker's own identifier of the run in `folder`: created the first time, then read from `trackers.json`."""
+    """The tracker's identifier of the run in `folder`, created the first time and then read from `trackers.json`."""
     file = folder / _FILE
     try:
         known = dict(json.loads(file.read_text(encoding="utf-8")))

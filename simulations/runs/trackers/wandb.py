@@ -1,4 +1,4 @@
-"""Weights & Biases: one W&B run per run folder; WANDB_PROJECT, WANDB_MODE and similar variables work as usual."""
+"""Weights & Biases, with one W&B run per run folder; WANDB_PROJECT, WANDB_MODE and similar variables work as usual."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from simulations.runs.trackers.values import flat, remembered, summary_figures
 class WandbTracker:
     """Logs the recipe as the configuration, rounds as history, and guarantee and ledger head into the summary.
 
-    A resumed run continues the same W&B run. Only public figures are sent: system metrics, the console and the code are
-    switched off, because times and memory reveal the number of participants.
+    A resumed run continues the same W&B run. Only public figures are sent. System metrics, the console and the code
+    are switched off, because times and memory reveal the number of participants.
 
     Args:
         project: name of the project; by default $WANDB_PROJECT, else "fedlgm".
@@ -47,7 +47,7 @@ class WandbTracker:
         self._layers, self._zero = tuple(run.layers), time.time() - run.rounds_done
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """One step of the history."""
+        """Log one step of the history."""
         # Real times between rounds would show how many clients took part.
         figures = scalars(row, self._layers) | {"_timestamp": self._zero + row["round"]}
         self._run.log(figures, step=row["round"])
