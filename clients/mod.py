@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ from fedlgm.layers import LayerTable
 from fedlgm.models.arrays import of_arrays
 
 Next = Callable[[Message, Context], Message]
-_log = logging.getLogger("fedlgm.mod")
+_OWN_STATE = (wire.SECRET, wire.RELEASES)
+_FAILED = "this client's app failed: the log of its node says why"
 
 
 class PrivateUpdates:
@@ -36,9 +38,10 @@ class PrivateUpdates:
 
     The app gets the global model in its own form, one ArrayRecord of `state_dict` names under "arrays", and returns a
     record with the same names. The mod takes the difference of the trainable parameters, bounds it layer by layer
-    according to the round's plan and, under local trust, adds the client's own noise. The rest of the app's reply
-    (metrics, numbers of examples, buffers, texts of errors) stays on the client, because it depends on private data
-    and has no noise. The server learns that the app failed, but not why.
+    according to the round's plan and, under local trust, adds the client's own noise. Everything else that the app
+    returns (metrics, numbers of examples, buffers, texts of errors, metadata) stays on the client, because it depends
+    on private data and has no noise. The server learns that the app failed, but not why. The app sees the node's state
+    without the mod's records in it, so that it cannot lose the client's key or its spent budget.
 
     An app with the mod must also answer queries (`answer`), which Flower does not pass to mods; `PrivateClientApp`
     does both.
@@ -73,27 +76,22 @@ class PrivateUpdates:
                 f"this client answers train messages only, got {kind!r}: other figures are not protected"
             )
         asked = asked_of(message, self._table(message), own)
-        update = _GivenUpdate(lambda: self._flat(self._trained(message, asked.model, context, call_next)) - asked.model)
+        update = _GivenUpdate(lambda: self._update(message, asked.model, context, call_next))
         agreed = Agreed(node_keys(context), self._consent, context.state, needed=True)
         total, _ = client_release(update, agreed, asked)
         return reply_with(message, {wire.SUM: total.total.numpy()}, {wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
 
-    def _trained(self, message: Message, model: Tensor, context: Context, call_next: Next) -> RecordDict:
-        """The app's result; its error messages stay on the node, because they may quote private data.
+    def _update(self, message: Message, model: Tensor, context: Context, call_next: Next) -> Tensor:
+        """The app's update [D].
 
         Raises:
-            RunError: the app failed. Flower sends this error's text to the server and writes its cause to this node's
-                log.
+            RunError: the app failed, or returned something else than the model's parameters; see `_quiet`.
         """
-        why = "this client's app failed: the log of its node says why"
-        try:
-            reply = call_next(self._as_the_app_knows_it(message, model), context)
-        except Exception as error:
-            raise RunError(why) from error
-        if reply.has_error():
-            _log.error("the app answered with an error: %s", reply.error.reason)
-            raise RunError(why)
-        return reply.content
+        with _quiet(), _apart(context) as seen:
+            reply = call_next(self._as_the_app_knows_it(message, model), seen)
+            if reply.has_error():
+                raise RunError(f"the app answered with an error: {reply.error.reason}")
+            return self._flat(reply.content) - model
 
     @staticmethod
     def answer(message: Message, context: Context) -> Message:
@@ -112,7 +110,7 @@ class PrivateUpdates:
         own = {wire.ROUND, wire.CLIENTS, wire.PLAN}
         config = {k: v for k, v in message.content.config_records[wire.CONFIG].items() if k not in own}
         content = RecordDict({wire.ARRAYS: ArrayRecord(self._module.state_dict()), wire.CONFIG: ConfigRecord(config)})
-        return Message(content=content, metadata=message.metadata)  # type: ignore[call-overload]
+        return Message(content=content, metadata=copy.copy(message.metadata))  # type: ignore[call-overload]
 
     def _flat(self, content: RecordDict) -> Tensor:
         """The trained parameters as one vector [D].
@@ -131,6 +129,30 @@ class PrivateUpdates:
                 raise ConfigError(f"the ClientApp must return {slot.name!r} of shape {slot.shape}, got {shape}")
             parts.append(value.detach().reshape(-1).to(torch.float32))
         return torch.cat(parts)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the texts of the app's errors, and of errors in what it returns, on the node: they may quote private data.
+
+    Raises:
+        RunError: of any error. Flower sends this error's text to the server and writes its cause to this node's log.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise RunError(_FAILED) from error
+
+
+@contextmanager
+def _apart(context: Context) -> Iterator[Context]:
+    """The context for the app; the mod's own records are no part of its state, whatever the app does with it."""
+    seen, state = copy.copy(context), context.state
+    seen.state = RecordDict({name: record for name, record in state.items() if name not in _OWN_STATE})
+    yield seen
+    for name in [name for name in state if name not in _OWN_STATE]:
+        del state[name]
+    state.update({name: record for name, record in seen.state.items() if name not in _OWN_STATE})
 
 
 class _GivenUpdate(Contributions):
@@ -179,6 +201,20 @@ class PrivateClientApp(ClientApp):
         private = PrivateUpdates(model, **options)
         super().__init__(mods=[private, *mods])
         self.query()(private.answer)
+
+    def lifespan(self) -> Callable[[Any], Any]:
+        """Flower's decorator; errors stay on the node, as those of the train function do."""
+
+        def decorator(function: Callable[[Context], Iterator[None]]) -> Callable[[Context], Iterator[None]]:
+            @wraps(function)
+            def own(context: Context) -> Iterator[None]:
+                with _quiet():
+                    yield from function(context)
+
+            super(PrivateClientApp, self).lifespan()(own)
+            return function
+
+        return decorator
 
     def evaluate(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
         """Flower's decorator, with a warning. The function is kept, but no strategy of fedlgm calls it."""

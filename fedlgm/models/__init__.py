@@ -20,6 +20,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension import misfit, named, options_of, parameters_of
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.adapters import adapt
+from fedlgm.models.built import refuse_parameter_hooks
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
 from fedlgm.models.dense import logistic, mlp
 from fedlgm.models.huggingface import HuggingFace, original, plain, task_of
@@ -144,6 +145,7 @@ def build(
     if isinstance(found, nn.Module):
         if values:
             raise ConfigError(f"model {label} is a module already: it takes no options, got {', '.join(values)}")
+        refuse_parameter_hooks(found, "the model is copied and copies have no hooks of parameters")
         made: Any = copy.deepcopy(found)
     else:
         made = _made(found, label, in_shape, classes, seed, values)

@@ -6,6 +6,7 @@ that is added later would therefore not run, and a layer that mixes examples wou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter, itemgetter
 
 from torch import nn
@@ -14,7 +15,8 @@ from torch.nn.modules.module import _has_any_global_hook
 from fedlgm.errors import ConfigError
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_parts, _flags = itemgetter("_modules", "_parameters", *_HOOKS), attrgetter("requires_grad", "_backward_hooks")
+_OF_GRADIENT = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_parts, _flags = itemgetter("_modules", "_parameters", *_HOOKS), attrgetter("requires_grad", *_OF_GRADIENT)
 
 
 class Built:
@@ -78,10 +80,11 @@ def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
             found += ("forward", id(own["forward"]))
         for name, value in parameters.items():
             if value is not None:
-                requires_grad, of_gradient = _flags(value)
+                requires_grad, of_gradient, accumulated = _flags(value)
                 found += (name, id(value), requires_grad)
-                if of_gradient:
-                    found += ("hooks", *map(id, of_gradient.values()))
+                for hooks in (of_gradient, accumulated):
+                    if hooks:
+                        found += ("hooks", *map(id, hooks.values()))
         if before or after or back_before or back:
             found += [tuple(map(id, kind.values())) for kind in (before, after, back_before, back)]
     return found
@@ -100,12 +103,29 @@ def refuse_gradient_hooks(module: nn.Module) -> None:
     Raises:
         ConfigError: the message names the parameter or the module.
     """
-    hooked_parameters = (f"parameter {name!r}" for name, value in module.named_parameters() if value._backward_hooks)
-    pre_hooked = (
-        f"module {name!r} on its output" for name, child in module.named_modules() if child._backward_pre_hooks
+    refuse_parameter_hooks(module, "gradients are taken of many clients or examples at once")
+    for name, child in module.named_modules():
+        if child._backward_pre_hooks:
+            raise _not_run(f"module {name!r} on its output", "gradients are taken of many clients or examples at once")
+
+
+def refuse_parameter_hooks(module: nn.Module, why: str, kinds: Sequence[str] = _OF_GRADIENT) -> None:
+    """Refuse hooks of parameters that would not run.
+
+    Args:
+        module: the module.
+        why: why not, for the message.
+        kinds: attributes of the parameters that hold the hooks.
+
+    Raises:
+        ConfigError: the message names the parameter.
+    """
+    for name, value in module.named_parameters():
+        if any(getattr(value, kind) for kind in kinds):
+            raise _not_run(f"parameter {name!r}", why)
+
+
+def _not_run(whose: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"a gradient hook of {whose} would not run, because {why}: remove it, or change the forward pass instead"
     )
-    for found in (*hooked_parameters, *pre_hooked):
-        raise ConfigError(
-            f"a gradient hook of {found} would not run, because gradients are taken of many clients or examples at "
-            "once: remove it, or change the forward pass instead"
-        )

@@ -17,6 +17,7 @@ from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
 from fedlgm.extension import users_code
 from fedlgm.inputs import Inputs, close
+from fedlgm.models.built import refuse_parameter_hooks
 
 _ADVICE = (
     "use layers without state, for example GroupNorm in place of BatchNorm (fedlgm.models.to_groupnorm replaces them)"
@@ -45,8 +46,9 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
         label: its name, for the message.
 
     Raises:
-        ConfigError: the object is not an `nn.Module`, is compiled, or has no trainable parameters, or its parameters
-            are lazy, empty, not float32 or not finite; or as in `require_stateless`.
+        ConfigError: the object is not an `nn.Module`, is compiled, or has no trainable parameters; its parameters are
+            lazy, empty, not float32 or not finite, or have hooks that run after their gradient is accumulated, which no
+            trainer does; or as in `require_stateless`.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {label} must be an nn.Module, it is of type {type(module).__name__}")
@@ -73,6 +75,7 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
             )
         if not (parameter.is_meta or torch.isfinite(parameter).all()):
             raise ConfigError(f"model {label}: parameter {name!r} holds NaN or infinity before training")
+    refuse_parameter_hooks(module, "no trainer accumulates gradients in parameters", ["_post_accumulate_grad_hooks"])
     require_stateless(module)
 
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, Metadata, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 
 from clients import PrivateClientApp, PrivateUpdates
+from clients.consent import Consent
 from fedlgm import mechanisms, wire
-from fedlgm.errors import ConfigError, Notice, RunError
+from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 
@@ -72,16 +82,95 @@ def test_frozen_parameters_reach_the_app_and_are_not_sent():
     assert reply.content[wire.ARRAYS][wire.SUM].numpy().shape == (6,)
 
 
-@pytest.mark.parametrize("how", ["raised", "returned"])
-def test_what_the_app_says_of_a_failure_stays_on_the_client(how, caplog):
-    """Flower sends the text of an exception, or of an error that is returned, to the server as it is."""
+def trained(message: Message, **others) -> Message:
+    arrays = {name: value + 100 for name, value in message.content["arrays"].to_torch_state_dict().items()}
+    return Message(RecordDict({"arrays": ArrayRecord(arrays), **others}), reply_to=message)
 
-    def app(message: Message, context: Context) -> Message:
-        if how == "raised":
-            raise KeyError("patient 4711")
-        return Message(Error(0, "patient 4711"), reply_to=message)
 
-    with caplog.at_level(logging.ERROR), pytest.raises(RunError) as failure:
+def raises(message: Message, context: Context) -> Message:
+    raise KeyError("patient 4711")
+
+
+def returns_an_error(message: Message, context: Context) -> Message:
+    return Message(Error(0, "patient 4711"), reply_to=message)
+
+
+def returns_another_shape(message: Message, context: Context) -> Message:
+    arrays = ArrayRecord({"weight": torch.zeros(4711, 3), "bias": torch.zeros(2)})
+    return Message(RecordDict({"arrays": arrays}), reply_to=message)
+
+
+def returns_many_records(message: Message, context: Context) -> Message:
+    return Message(RecordDict({f"arrays {i}": message.content["arrays"] for i in range(4711)}), reply_to=message)
+
+
+@pytest.mark.parametrize("app", [raises, returns_an_error, returns_another_shape, returns_many_records])
+def test_what_the_app_says_of_a_failure_stays_on_the_client(app):
+    """Flower sends the text of an exception to the server as it is, and writes its cause to the node's log."""
+    with pytest.raises(RunError) as failure:
         PrivateUpdates(MODEL)(question(), HERE, app)
     assert str(failure.value) == "this client's app failed: the log of its node says why"
-    assert "4711" in (str(failure.value.__cause__) if how == "raised" else caplog.text)
+    assert "4711" in str(failure.value.__cause__)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_so_does_what_its_lifespan_says(when):
+    app = PrivateClientApp(MODEL)
+
+    @app.lifespan()
+    def lifespan(context: Context):
+        if when == "before":
+            raise KeyError("patient 4711")
+        yield
+        raise KeyError("patient 4711")
+
+    app.train()(lambda message, context: trained(message))
+    with pytest.raises(RunError, match=r"^this client's app failed: the log of its node says why$"):
+        app(question(), HERE)
+
+
+def test_nothing_else_of_the_apps_leaves():
+    """The reply takes its metadata from the message, which the app could change."""
+
+    def app(message: Message, context: Context) -> Message:
+        message.metadata.group_id, message.metadata.ttl = "4711", 4711.0
+        return trained(message, metrics=MetricRecord({"num-examples": 4711}), notes=ConfigRecord({"ill": 4711}))
+
+    asked = question()
+    reply = PrivateUpdates(MODEL)(asked, HERE, app)
+    assert dict(reply.content[wire.METRICS]) == {wire.CLIENT_COUNT: 1, wire.DISCARDED: 0}
+    assert set(reply.content) == {wire.ARRAYS, wire.METRICS}
+    assert "4711" not in str(vars(reply.metadata))
+
+
+@pytest.mark.parametrize("how", ["replaces", "clears", "keeps"])
+def test_the_app_cannot_lose_what_the_client_has_spent(how):
+    """With another state a client would sign its budget away: fresh keys, and no release on its record."""
+    facts = RunFacts(2.0, Sampling("poisson", 4, 1.0), "replace-one", "local", rounds=1)
+    plan = mechanisms.get("uniform").plan(LAYERS, facts, None)
+    context = Context(1, 7, {wire.PARTITION: 2, wire.PARTITIONS: 4}, RecordDict(), {})
+    seen = []
+
+    def app(message: Message, context: Context) -> Message:
+        seen.append(set(context.state))
+        if how == "replaces":
+            context.state = RecordDict({"mine": ConfigRecord({"rounds": 1})})
+        elif how == "clears":
+            context.state.clear()
+        else:
+            context.state["mine"] = ConfigRecord({"rounds": 1})
+        return trained(message)
+
+    mod = PrivateUpdates(MODEL, consent=Consent(facts))
+    for value in (0.0, 1.0):
+        asked = question()
+        asked.content[wire.CONFIG][wire.PLAN] = plan.to_json()
+        asked.content[wire.ARRAYS] = ArrayRecord({wire.MODEL: Array(np.full(LAYERS.size, value, dtype=np.float32))})
+        if value == 0.0:
+            mod(asked, context, app)
+            continue
+        with pytest.raises(PrivacyError, match="made the 1 releases it agreed to"):
+            mod(asked, context, app)
+    kept = set() if how == "clears" else {"mine"}
+    assert seen == [set(), kept]
+    assert set(context.state) == {wire.SECRET, wire.RELEASES} | kept

@@ -82,6 +82,23 @@ def test_what_cannot_be_trained_is_refused(model: Any, values: dict[str, Any], m
         own(model, **values)
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.parametrize("given", ["module", "class"])
+def test_hooks_of_parameters_that_would_not_run_are_refused(given: str, register: str) -> None:
+    """A copy of a module has none of them, and no trainer accumulates gradients in parameters."""
+
+    class Hooked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            getattr(self.weight, register)(lambda value: None)
+
+    if given == "class" and register == "register_hook":
+        assert own(Hooked).weight._backward_hooks  # trainers of one client at a time run it, the others refuse it
+        return
+    with pytest.raises(ConfigError, match=r"a gradient hook of parameter 'weight' would not run, because"):
+        own(Hooked() if given == "module" else Hooked)
+
+
 def broken(in_shape: tuple[int, ...]) -> nn.Module:
     return nn.Linear(in_shape[0], "three")  # type: ignore[arg-type]
 

@@ -39,6 +39,7 @@ CHANGES = {
     "backward hook": lambda m: m[2].register_full_backward_hook(lambda module, to, of: (5 * to[0],)),
     "backward pre-hook": lambda m: m[2].register_full_backward_pre_hook(lambda module, of: (5 * of[0],)),
     "hook of a parameter": lambda m: m[0].weight.register_hook(lambda gradient: 7 * gradient),
+    "hook of a parameter's sum": lambda m: m[0].weight.register_post_accumulate_grad_hook(lambda value: None),
     "another module": lambda m: m.__setitem__(1, Mixing()),
     "one more module": lambda m: m.append(nn.Tanh()),
     "one module less": lambda m: m.pop(1),
@@ -129,7 +130,7 @@ def test_an_earlier_change_is_honoured(change):
 
 
 @pytest.mark.parametrize("trainer", ["VectorizedTrainer", "ExampleGradients"])
-@pytest.mark.parametrize("change", ["hook of a parameter", "backward pre-hook"])
+@pytest.mark.parametrize("change", ["hook of a parameter", "hook of a parameter's sum", "backward pre-hook"])
 def test_gradient_hooks_that_would_not_run_are_refused(trainer, change):
     with pytest.raises(ConfigError, match=r"a gradient hook of .* would not run"):
         run(trainer, CHANGES[change], first=True)
