@@ -12,11 +12,16 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
 
 import simulations
-from fedlgm import privacy
+from fedlgm import mechanisms, privacy
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError, DataError, LedgerError, PrivacyError, RunError
+from fedlgm.example_level.central import train
+from fedlgm.facts import RunFacts, Sampling
+from fedlgm.keys import KeyRing
+from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.ledger import Ledger
 from simulations.standardise import _plan, standardise
+from strategies import PrivateFedAvg
 
 X, Y = load_breast_cancer(return_X_y=True)
 PUBLIC = np.arange(len(X)) % 5 == 0
@@ -54,6 +59,26 @@ def test_a_run_pays_for_its_statistics(tmp_path):
         assert [charge.round for charge in charges] == [0, 1, 2, 3]
         assert result.epsilon == run.epsilon(1e-3, "rdp")
         assert own.epsilon(1e-4) == found.epsilon <= 1
+
+
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_training_on_its_arrays_counts_them_once_they_are_charged(unit, tmp_path):
+    """As the pages on Flower apps and on example-level training say."""
+    found = statistics(tmp_path, unit=unit)
+    if unit == "client":
+        strategy = PrivateFedAvg(
+            torch.nn.Linear(30, 2), epsilon=8, delta=1e-3, clients=10, rounds=2, ledger=tmp_path / "app.sqlite"
+        )
+        found.data.spent.charge(strategy.releaser.ledger)
+        assert strategy.epsilon() == found.data.spent.epsilon(1e-3)
+        return
+    x, y = torch.from_numpy(found.data.train_x), torch.from_numpy(found.data.train_y)
+    facts = RunFacts(0.0, Sampling("poisson", len(y), 0.1), rounds=2, epsilon=1.0, delta=1e-3)
+    method = Method.of(torch.nn.Linear(30, 2), mechanisms.get("dp-sgd"), facts)
+    with Ledger(tmp_path / "training.sqlite", "training") as ledger:
+        found.data.spent.charge(ledger)
+        trained = train(torch.nn.Linear(30, 2), x, y, method, keys=KeyRing.from_seed(None), ledger=ledger, lr=0.1)
+        assert trained.epsilon == ledger.epsilon(1e-3) > 1.1
 
 
 def test_one_row_moves_the_sum_by_at_most_its_bounds():
