@@ -29,7 +29,7 @@ def selection_event(run: dp_event.DpEvent, expected_runs: float, law: Law = "log
 
     Args:
         run: event of one whole run; every candidate costs the same.
-        expected_runs: mean of the number of runs, above 1 (Poisson: above 0).
+        expected_runs: mean of the number of runs, above 1 (Poisson: at least 1).
         law: law of the number of runs.
 
     Raises:
@@ -40,9 +40,10 @@ def selection_event(run: dp_event.DpEvent, expected_runs: float, law: Law = "log
         10.0
     """
     check_known("law", law, Law)
-    least = 0 if law == "poisson" else 1
-    if not (math.isfinite(expected_runs) and expected_runs > least):
-        raise ConfigError(f"expected_runs must be finite and above {least} for the {law} law, got {expected_runs}")
+    fits = 1 <= expected_runs if law == "poisson" else 1 < expected_runs
+    if not (math.isfinite(expected_runs) and fits):
+        least = "at least" if law == "poisson" else "above"
+        raise ConfigError(f"expected_runs must be finite and {least} 1 for the {law} law, got {expected_runs}")
     return dp_event.RepeatAndSelectDpEvent(run, float(expected_runs), _SHAPES[law])
 
 
@@ -98,7 +99,7 @@ def selection_epsilon(
         sampling_rate: Poisson rate of each release.
         steps: releases in one run.
         delta: target delta in (0, 1).
-        expected_runs: mean number of runs, above 1 (Poisson: above 0).
+        expected_runs: mean number of runs, above 1 (Poisson: at least 1).
         law: "logarithmic" (the cheapest), "geometric" or "poisson".
 
     Returns:

@@ -108,7 +108,7 @@ def tune(
         recipe: as for `simulate`; its budget is that of one run.
         search: {"section.key": [values]}; a run draws each combination with the same probability. All combinations
             must cost the same, so keys that change noise or releases are refused.
-        expected_runs: mean of the number of runs, above 1 (Poisson: above 0).
+        expected_runs: mean of the number of runs, above 1 (Poisson: at least 1).
         law: law of this number: "logarithmic" (the cheapest), "geometric" or "poisson".
         score_epsilon: epsilon of a single score of the private data, at the recipe's delta; None uses the public test
             set.

@@ -60,7 +60,7 @@ def test_other_events_compose_beside_a_search():
     [
         ({"law": "uniform"}, "unknown law 'uniform'.*logarithmic, geometric, poisson"),
         ({"expected_runs": 1}, "above 1 for the logarithmic law, got 1"),
-        ({"expected_runs": 0, "law": "poisson"}, "above 0 for the poisson law"),
+        ({"expected_runs": 0.5, "law": "poisson"}, "at least 1 for the poisson law"),
         ({"expected_runs": math.inf}, "expected_runs must be finite"),
         ({"noise_multiplier": 0.0}, "noise_multiplier must be finite and positive"),
         ({"sampling_rate": 0.0}, "sampling_rate must lie in"),
