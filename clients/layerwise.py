@@ -30,7 +30,7 @@ from clients.updates import LocalWork
 from fedlgm import wire
 from fedlgm.client_release import Asked, client_release
 from fedlgm.devices import Numerics
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, PrivacyError, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
@@ -91,11 +91,18 @@ class LayerwiseClient:
         Raises:
             ConfigError, PrivacyError: the message holds no plan, the client has not agreed to the plan, or it does not
                 serve the named clients.
+            RunError: training fails on a real node, whose log says why: Flower sends the text of any error to the
+                server, and this one's may quote private data.
         """
         asked = asked_of(message, self._layers, self._serves)
         summed = isinstance(self._serves, AnyClient) or self._serves.simulated
         agreed = Agreed(self._keys, self._consent, context.state, summed=summed)
-        block, notes = client_release(self._contributions, agreed, asked)
+        try:
+            block, notes = client_release(self._contributions, agreed, asked)
+        except Exception as error:
+            if summed or isinstance(error, PrivacyError):  # refusals quote the plan and what was agreed to
+                raise
+            raise RunError("this client's training failed: the log of its node says why") from error
         metrics = {wire.CLIENT_COUNT: block.count, wire.DISCARDED: int(block.discarded)}
         arrays = {wire.SUM: block.total.cpu().numpy()}
         arrays |= {wire.NOTE + name: np.stack([note[name] for note in notes]) for name in (notes[0] if notes else ())}

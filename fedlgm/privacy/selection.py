@@ -40,7 +40,7 @@ def selection_event(run: dp_event.DpEvent, expected_runs: float, law: Law = "log
         10.0
     """
     check_known("law", law, Law)
-    fits = 1 <= expected_runs if law == "poisson" else 1 < expected_runs
+    fits = expected_runs >= 1 if law == "poisson" else expected_runs > 1
     if not (math.isfinite(expected_runs) and fits):
         least = "at least" if law == "poisson" else "above"
         raise ConfigError(f"expected_runs must be finite and {least} 1 for the {law} law, got {expected_runs}")

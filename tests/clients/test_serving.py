@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from clients import AnyClient, ClientData, LayerwiseClient, LocalWork, OneClient
 from fedlgm import mechanisms, wire
-from fedlgm.errors import ConfigError, Notice, PrivacyError
+from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
 from fedlgm.facts import LocalTraining, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -26,8 +26,10 @@ LAYERS = LayerTable.from_sizes({"a": 4})
 FACTS = RunFacts(1.0, Sampling("poisson", 4, 1.0))
 
 
-def client(serves, keys: KeyRing | None = None) -> LayerwiseClient:
+def client(serves, keys: KeyRing | None = None, *, fails: bool = False) -> LayerwiseClient:
     def source(number: int) -> ClientData:
+        if fails:
+            raise ValueError("patient 4711 has no date of birth")
         return ClientData(torch.full((1, 1), float(number)), torch.zeros(1, dtype=torch.int64))
 
     work = LocalWork(GivenUpdates(lambda c: torch.full((4,), 9.0)), LocalTraining(), source)
@@ -54,6 +56,16 @@ def test_a_node_answers_for_its_own_client_alone(kind, numbers):
     """One node that was asked for eight numbers contributed eight bounds."""
     with pytest.raises(PrivacyError, match=r"this node is client 2 of 4: it does not answer for"):
         ask(client(OneClient(2, 4)), numbers, kind)
+
+
+def test_why_its_training_fails_stays_on_the_node():
+    """Flower sends the text of an error to the server, and writes its cause to the node's log."""
+    with pytest.raises(RunError, match=r"^this client's training failed: the log of its node says why$") as failure:
+        ask(client(OneClient(2, 4), fails=True), [2])
+    assert "4711" in str(failure.value.__cause__)
+    for serves in (AnyClient(), OneClient(2, 4, simulated=True)):  # of a simulation everything is known
+        with pytest.raises(ValueError, match="4711"):
+            ask(client(serves, fails=True), [2])
 
 
 def test_its_own_answer_has_one_clients_norm():
