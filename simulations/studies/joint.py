@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm.privacy import accounting
-from fedlgm.privacy.events import is_private
+from fedlgm.privacy.events import accountant_of, is_private
 from fedlgm.privacy.ledger import Ledger
 from simulations.reports.terminal import number
 from simulations.runs.stopping import ended_early
@@ -43,7 +43,8 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
         why = f"a {who} holds other data in each partition, so there is no {who} whose epsilons add up"
     elif stopped:
         why = "a run was stopped early by its results (run.patience); what fewer rounds cost bounds no fixed epsilon"
-    protected = None if why else accounting.composed_epsilon(events, delta) if events else 0.0
+    accountant = accountant_of(event for event, _ in events)
+    protected = None if why else accounting.composed_epsilon(events, delta, accountant) if events else 0.0
     return {
         "epsilon": protected if protected_runs == len(done) else float("inf"),
         "epsilon_protected": protected,

@@ -195,6 +195,13 @@ class TestWhatAComparisonCosts:
         assert found.joint["epsilon"] is None
         assert "holds other data in each partition" in found.joint["why"]
 
+    def test_runs_with_noise_in_shares_have_one(self, tmp_path):
+        changes = {"federation.rounds": 1}
+        grid = {"federation.server_lr": [0.1, 0.2]}
+        found = simulations.study("distributed-digits", grid=grid, seeds=1, folder=tmp_path, overrides=changes)
+        one = max(found.to_frame()["epsilon"])
+        assert one < found.joint["epsilon"] < 2 * one
+
     def test_every_cell_carries_its_guarantee(self, summary):
         *_, figures = summary
         for cell in figures["cells"]:
