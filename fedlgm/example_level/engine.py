@@ -84,7 +84,15 @@ class ClippedSum:
 
 
 class SumsExamples(Protocol):
-    """What sums clipped per-example gradients: `ExampleGradients`, or the compiled kernel."""
+    """An object that sums clipped per-example gradients: `ExampleGradients` or `NativeExampleGradients`.
+
+    Example:
+        >>> from fedlgm.example_level.scaling import of_style
+        >>> model = nn.Linear(2, 3)
+        >>> gradients: SumsExamples = ExampleGradients(model, LayerTable.from_module(model))
+        >>> gradients.sum(torch.randn(4, 2), torch.tensor([0, 1, 2, 0]), of_style("flat", 0.1, 1)).total.shape
+        torch.Size([9])
+    """
 
     def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
         """See `ExampleGradients.sum`."""

@@ -26,10 +26,10 @@ BLOCK = 64
 
 
 class NativeExampleGradients:
-    """As `ExampleGradients`, to rounding: it measures, scales and adds every example's gradient, block by block.
+    """Does what `ExampleGradients` does, with the compiled kernel; results agree up to rounding.
 
-    Norms and sums are in float64, and the sum has the same bits for every size of a block and on every machine that has
-    the kernel.
+    The kernel measures, scales and adds the gradients of a block of examples at a time. Norms and sums are in float64.
+    The sum has the same bits for every block size and on every machine that has the kernel.
 
     Args:
         module: the model, float32; a sequence of the layers that `Program.of` lists.

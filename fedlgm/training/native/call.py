@@ -73,7 +73,7 @@ def run(
 
 
 class Examples:
-    """Gradients of a block of examples, one by one, and their weighted sum.
+    """Norms of the gradients of a block of examples, and their weighted sum: `measure`, then `add`.
 
     Args:
         library: the kernel.
@@ -84,7 +84,7 @@ class Examples:
     """
 
     def __init__(self, library: ctypes.CDLL, ops: Tensor, columns: Tensor, width: int, most: int) -> None:
-        self._library, self._most = library, most
+        self._library, self._most, self._measured = library, most, 0
         self._size, kept = sizes(library, ops)
         scaled = torch.empty(16 * most, dtype=torch.float64)
         self._held = ops, columns, area(library, ops, most), torch.empty(most * kept), torch.arange(most), scaled
@@ -105,6 +105,7 @@ class Examples:
         assert all(tensor.is_contiguous() for tensor in (x, y, model))
         assert x.dtype == model.dtype == torch.float32
         assert y.dtype == (torch.float32 if loss else torch.int64)
+        self._measured = len(x)
         amounts = torch.zeros(len(x), self._width.value, dtype=torch.float64)
         n, kind, power = map(ctypes.c_int64, (len(x), loss, order))
         self._library.fedlgm_examples(
@@ -117,7 +118,7 @@ class Examples:
         """Add the measured gradients times factors, float64 [n, K], to packed `sums`; a factor of zero adds nothing."""
         factors = factors.contiguous()
         assert factors.dtype == sums.dtype == torch.float64
-        assert len(factors) <= self._most
+        assert len(factors) == self._measured  # their memory is laid out by that number
         assert (factors.shape[1], len(sums)) == (self._width.value, self._size)
         n = ctypes.c_int64(len(factors))
         self._library.fedlgm_add(
