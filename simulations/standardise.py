@@ -34,7 +34,7 @@ class Standardised:
 
     Attributes:
         data: data for `simulate(data=...)`. The ledger of a run on them holds the statistics, which are part of its
-            epsilon. Other training on its arrays counts them only after `data.spent.charge(ledger)` with its own ledger.
+            epsilon. Other training on its arrays counts them only after `data.spent.charge(ledger)`.
         mean: released mean of each column, float64 [d].
         deviation: released standard deviation of each column, float64 [d].
         epsilon: epsilon of all releases on the ledger of the statistics, at the given delta.
