@@ -11,6 +11,7 @@ from fedlgm import wire
 from fedlgm.client_release import Asked, Keys, Noised
 from fedlgm.contributions import BoundedBy
 from fedlgm.errors import PrivacyError
+from fedlgm.extension import named_arguments
 from fedlgm.facts import RunFacts
 from fedlgm.keys import KeyRing
 from fedlgm.noise import Family
@@ -19,6 +20,7 @@ from fedlgm.plan import ReleasePlan
 _ROUNDING = 1 + 1e-6
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Consent:
     """The budget of a client under local trust, kept in the node's Flower state.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fedlgm import wire
 from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.extension import named_arguments
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class AnyClient:
         return {wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT}
 
 
+@named_arguments
 @dataclass(frozen=True)
 class OneClient:
     """A node that holds one client's data and represents only that client.

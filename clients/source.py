@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fedlgm import inputs
 from fedlgm.data import DataSet, Partition
+from fedlgm.extension import named_arguments
 from fedlgm.inputs import Inputs
 
 
+@named_arguments
 @dataclass(frozen=True)
 class ClientData:
     """The examples of one client.
@@ -49,6 +51,7 @@ class ClientSource(Protocol):
         ...
 
 
+@named_arguments
 @dataclass(frozen=True)
 class PartitionedSource:
     """Simulated clients: one data set in memory, divided by a partition.

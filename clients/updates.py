@@ -30,6 +30,7 @@ from clients.source import ClientSource
 from fedlgm.client_release import Asked, Contributions, Noised
 from fedlgm.contributions import Updates, unbounded
 from fedlgm.devices import Numerics, torch_threads
+from fedlgm.extension import named_arguments
 from fedlgm.facts import LocalTraining
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.mechanisms import BoundsExamples, Mechanism, UsesPrivateUpdates
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from fedlgm.example_level.trainer import ExampleTrainer
 
 
+@named_arguments
 @dataclass(frozen=True)
 class LocalWork:
     """A client's training and data, before bounding.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_positive
-from fedlgm.extension import enter, named, users_code
+from fedlgm.extension import enter, named, named_arguments, users_code
 
 Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(clip bounds s [K], layer sizes d [K], both float64) -> budget shares [K] >= 0, of any positive sum."""
@@ -39,6 +39,7 @@ def names() -> tuple[str, ...]:
     return tuple(_SHARES)
 
 
+@named_arguments
 def register(name: str, rule: Rule) -> None:
     """Add an allocation rule for `shares(name, ...)`, and the mechanism `name` with every option of the bundled rules.
 
@@ -68,6 +69,7 @@ def register(name: str, rule: Rule) -> None:
     enter(_SHARES, name, rule, "allocation")
 
 
+@named_arguments
 def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int] | np.ndarray) -> np.ndarray:
     """Budget share p_j of each layer, float64 [K], summing to 1.
 
@@ -84,8 +86,7 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
     """
     s, d = np.asarray(clip, dtype=np.float64), np.asarray(dims, dtype=np.float64)
     rule = named(_SHARES, strategy, "allocation")
-    if s.ndim != 1 or s.shape != d.shape or s.size == 0:
-        raise ConfigError(f"clip and dims must be two equally long lists, got shapes {s.shape} and {d.shape}")
+    _check_lengths(1, clip=s, dims=d)
     if not (np.all(np.isfinite(s)) and np.all(s > 0)):
         raise ConfigError(f"clip bounds must be finite and positive, got {s.tolist()}")
     if not (np.all(np.isfinite(d)) and np.all(d >= 1)):
@@ -100,6 +101,7 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
     return raw / raw.sum()
 
 
+@named_arguments
 def allocate(strategy: str, clip: Sequence[float], dims: Sequence[int], noise_multiplier: float) -> np.ndarray:
     """Noise standard deviation sigma_j of each layer of the SUM of contributions.
 
@@ -129,6 +131,7 @@ def allocate(strategy: str, clip: Sequence[float], dims: Sequence[int], noise_mu
     return spread(shares(strategy, clip, dims), clip, noise_multiplier)
 
 
+@named_arguments
 def spread(share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multiplier: float) -> np.ndarray:
     """Noise standard deviations sigma_j = sigma_* s_j / sqrt(p_j) for given budget shares p_j, float64 [K].
 
@@ -143,10 +146,13 @@ def spread(share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multipli
     >>> spread(np.array([0.75, 0.25]), [1.0, 1.0], 1.0).round(4).tolist()
     [1.1547, 2.0]
     """
+    s, p = np.asarray(clip, dtype=np.float64), np.asarray(share, dtype=np.float64)
+    _check_lengths(0, clip=s, share=p)
     with np.errstate(divide="ignore"):
-        return np.asarray(noise_multiplier * np.asarray(clip, dtype=np.float64) / np.sqrt(share))
+        return np.asarray(noise_multiplier * s / np.sqrt(p))
 
 
+@named_arguments
 def effective_multiplier(clip: Sequence[float] | np.ndarray, sigma: Sequence[float] | np.ndarray) -> float:
     """sigma_eff = (sum_j s_j^2 / sigma_j^2)^(-1/2), the multiplier of the Gaussian mechanism that equals this release.
 
@@ -162,6 +168,7 @@ def effective_multiplier(clip: Sequence[float] | np.ndarray, sigma: Sequence[flo
     1.0
     """
     s, sigma_ = np.asarray(clip, dtype=np.float64), np.asarray(sigma, dtype=np.float64)
+    _check_lengths(0, clip=s, sigma=sigma_)
     used = s > 0
     if not used.any():
         return float("inf")
@@ -180,3 +187,12 @@ def floor_digits(value: float, digits: int) -> float:
         return value
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     return math.floor(value * scale) / scale
+
+
+def _check_lengths(least: int, **vectors: np.ndarray) -> None:
+    """Refuse two arrays that are not vectors of one length, at least `least`."""
+    (first, one), (second, other) = vectors.items()
+    if one.ndim != 1 or one.shape != other.shape or one.size < least:
+        raise ConfigError(
+            f"{first} and {second} must be two equally long lists, got shapes {one.shape} and {other.shape}"
+        )

@@ -12,12 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlgm.errors import check_count
+from fedlgm.extension import named_arguments
 from fedlgm.plan import ReleasePlan
 
 LEAST_CLIP = 2.0**-36
 """Least bound other than 0. Squares of float32 numbers vanish below 1e-19, so a norm is known only to 5e-15."""
 
 
+@named_arguments
 def eq_clip(bound: float, layers: int) -> np.ndarray:
     """EqClip: s_j = S / sqrt(K) (SNR-consistent allocation paper, Section 5.1), float64 [K].
 
@@ -25,9 +28,11 @@ def eq_clip(bound: float, layers: int) -> np.ndarray:
         >>> eq_clip(1.0, 4).tolist()
         [0.5, 0.5, 0.5, 0.5]
     """
-    return np.full(layers, bound / math.sqrt(layers))
+    count = check_count("layers", layers)
+    return np.full(count, bound / math.sqrt(count))
 
 
+@named_arguments
 def med_clip(bound: float, norms: np.ndarray, floor: float = 0.0) -> np.ndarray:
     """s_j = S m_j / ||m||_2 for public or released layer norms m_j, float64 [K].
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import PrivacyError
+from fedlgm.extension import named_arguments
 
 BoundedBy = Literal["aggregator", "trainer"]
 """The party that bounds contributions: the sum to which they are added, or the trainer that makes them."""
@@ -36,6 +37,7 @@ class BoundedAnswer:
     bound: float
 
 
+@named_arguments
 @dataclass(frozen=True)
 class BoundedUpdates:
     """Updates in which the trainer bounded every unit's share (a row's, an example's) before summing.

@@ -11,12 +11,14 @@ import torch
 
 from fedlgm.aggregation import kernels
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 from fedlgm.noise import NoiseBackend
 
 NoiseChoice = Literal["auto", "cpu", "torch", "triton"]
 _ACCELERATORS = ("cuda", "mps", "xpu")
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Numerics:
     """Numerical settings on which a result's bits depend, in addition to seed and data.
@@ -48,6 +50,7 @@ def found() -> dict[str, str]:
     return devices | {"cpu": f"{torch.get_num_threads()} torch threads"}
 
 
+@named_arguments
 def resolve(name: str) -> torch.device:
     """The device that a recipe names; "auto" is the first accelerator found, or the CPU.
 

@@ -15,14 +15,15 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial, reduce, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
+from fedlgm.annotations import mistyped, with_article
 from fedlgm.errors import ConfigError, FedlgmError, alternatives, out_of_memory
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_OWNER = ("self", "cls")
 
 OWN = "your own as 'package.module:name'"
 
@@ -159,9 +160,10 @@ def enter(known: dict[str, Any], name: str, made: Any, what: str) -> None:
     Raises:
         ConfigError: the name belongs to another object.
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"the name of {with_article(what)} is a text, got {name!r}")
     if known.setdefault(name, made) != made:
-        article = "an" if what[0] in "aeiou" else "a"
-        raise ConfigError(f"there is {article} {what} {name!r} already: choose another name")
+        raise ConfigError(f"there is {with_article(what)} {name!r} already: choose another name")
 
 
 def is_bundled(found: object) -> bool:
@@ -233,32 +235,49 @@ def misfit(function: Any, *arguments: Any, **options: Any) -> str:
     return ""
 
 
-def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a public function, or a class's `__init__`, refuse arguments that it does not take by listing those it takes.
+class ArgumentError(ConfigError):
+    """An argument whose type contradicts the function's annotation; the outermost such function names it."""
+
+
+def named_arguments(function: F) -> F:
+    """Let a public function or class refuse arguments that it does not take, and name those that it takes.
+
+    Types are compared with the annotations only after something was raised, so calls that succeed cost nothing.
 
     >>> @named_arguments
-    ... def train(model, *, lr):
-    ...     return lr
+    ... def train(model, *, lr: float):
+    ...     return 1 / lr
     >>> train("mlp", 0.1)
     Traceback (most recent call last):
     fedlgm.errors.ConfigError: train: too many positional arguments; it takes model, and by name lr
+    >>> train("mlp", lr="0.1")
+    Traceback (most recent call last):
+    fedlgm.errors.ConfigError: train: lr must be a number, got '0.1'
     """
+    if isinstance(function, type):
+        function.__init__ = named_arguments(function.__init__)  # type: ignore[misc]
+        return function
 
     @wraps(function)
-    def called(*arguments: P.args, **options: P.kwargs) -> R:
+    def called(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
-        except TypeError:
-            wrong = misfit(function, *arguments, **options)
-            if not wrong:
+        except Exception as error:
+            if isinstance(error, FedlgmError) and not isinstance(error, ArgumentError) and "\n" not in str(error):
                 raise
-        taken = {key: p.kind for key, p in parameters_of(function).items() if p.kind in _NAMED and key != "self"}
+            wrong = misfit(function, *arguments, **options)
+            unfit = [] if wrong else mistyped(function, *arguments, **options)
+            if not (wrong or unfit):
+                raise
+        owner = function.__qualname__.removesuffix(".__init__")
+        if unfit:
+            raise ArgumentError(f"{owner}: {'; '.join(unfit)}")
+        taken = {key: p.kind for key, p in parameters_of(function).items() if p.kind in _NAMED and key not in _OWNER}
         named = ", ".join(key for key, kind in taken.items() if kind is inspect.Parameter.KEYWORD_ONLY)
         placed = ", ".join(key for key, kind in taken.items() if kind is not inspect.Parameter.KEYWORD_ONLY)
-        owner = function.__qualname__.removesuffix(".__init__")
-        raise ConfigError(f"{owner}: {wrong}; it takes {placed}, and by name {named}")
+        raise ConfigError(f"{owner}: {wrong}; it takes {placed}{', and by name ' if placed and named else ''}{named}")
 
-    return called
+    return called  # type: ignore[return-value]
 
 
 def made(found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str, Any] | None = None) -> Any:

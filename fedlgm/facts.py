@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedlgm import run_rules
 from fedlgm.allocation import floor_digits
 from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate
+from fedlgm.extension import named_arguments
 from fedlgm.noised_by import NoisedBy
 from fedlgm.noised_by import get as noised_by
 from fedlgm.noised_in_shares import Shares
@@ -25,6 +26,7 @@ _ROUNDING = 1e-6
 _KEPT = 2e-8
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Sampling:
     """Rule by which the participants of a round are chosen.
@@ -119,6 +121,7 @@ class Sampling:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
+@named_arguments
 @dataclass(frozen=True)
 class LocalTraining:
     """Settings of one client's local training.
@@ -189,6 +192,7 @@ class LocalSteps:
         check_positive(batch=self.batch)
 
 
+@named_arguments
 @dataclass(frozen=True)
 class RunFacts:
     """Public facts of a run, known before it starts.

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 
 _WORD = 2**32
 _ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words of the root
@@ -43,6 +44,7 @@ class Purpose(IntEnum):
     ROUNDING = 10
 
 
+@named_arguments
 @dataclass(frozen=True)
 class KeyRing:
     """Source of named random streams.
@@ -74,6 +76,7 @@ class KeyRing:
         return "KeyRing(<secret>)" if self.secret else f"KeyRing(root={self.root})"
 
     @classmethod
+    @named_arguments
     def from_seed(cls, seed: int | None) -> KeyRing:
         """Ring of a public seed, or of 128 bits from the operating system when `seed` is None."""
         return cls(secrets.randbits(128), secret=True) if seed is None else cls(int(seed))
@@ -90,10 +93,10 @@ class KeyRing:
         """Seed sequence named by `purpose` and `path` (integers in [0, 2**32)).
 
         Raises:
-            ValueError: a path entry is outside this range.
+            ConfigError: a path entry is outside this range.
         """
         if any(not 0 <= step < _WORD for step in path):
-            raise ValueError(f"path entries must lie in [0, 2**32), got {path}")
+            raise ConfigError(f"path entries must lie in [0, 2**32), got {path}")
         # As SeedSequence(self.root, spawn_key=(purpose, *path)), which takes longer to turn every number into words.
         named = self.root.to_bytes(16, "little") + struct.pack(f"<{1 + len(path)}I", purpose, *path)
         return np.random.SeedSequence(np.frombuffer(named, "<u4").astype(np.uint32, copy=False))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments, users_code
 
 _CHUNK = 128  # elements that float32 adds up, in any order, with a relative error below 128 / 2^24
 _FACTOR = re.compile(r"\.lora_([AB])(\.[^.]+)*$")  # as `peft` and `fedlgm.models.adapters` name them
@@ -65,6 +66,7 @@ class Layer:
     size: int
 
 
+@named_arguments
 @dataclass(frozen=True)
 class LayerTable:
     """Layers of a model in flat-vector order.
@@ -76,6 +78,7 @@ class LayerTable:
     layers: tuple[Layer, ...]
 
     @classmethod
+    @named_arguments
     def from_module(cls, module: nn.Module, group_by: str | Callable[[str], str] = "module") -> LayerTable:
         """Table of the trainable parameters of `module`.
 
@@ -103,7 +106,9 @@ class LayerTable:
         grouped: dict[str, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                grouped.setdefault(group(name), []).append((name, parameter))
+                with users_code("group_by", group):
+                    layer = group(name)
+                grouped.setdefault(layer, []).append((name, parameter))
         if not grouped:
             raise ConfigError(f"{type(module).__name__} has no trainable parameters: there is no layer to release")
         layers, offset = [], 0
@@ -117,6 +122,7 @@ class LayerTable:
         return cls(tuple(layers))
 
     @classmethod
+    @named_arguments
     def from_sizes(cls, sizes: dict[str, int]) -> LayerTable:
         """Table of one-dimensional layers, for work on plain vectors and for tests."""
         layers, offset = [], 0
@@ -214,14 +220,14 @@ class LayerTable:
             ValueError: `p` is another number, or the vector has another length.
         """
         if p not in (1, 2):
-            raise ValueError(f"norms are l1 or l2, got p = {p}")
+            raise ConfigError(f"norms are l1 or l2, got p = {p}")
         if p == 2:
             return self.squared_norms(flat).sqrt()
         return torch.stack([_chunks(layer).abs().sum(dim=-1).sum(dtype=torch.float64) for layer in self.split(flat)])
 
     def _check(self, flat: Tensor) -> None:
         if flat.shape != (self.size,):
-            raise ValueError(f"expected a flat vector of shape ({self.size},), got {tuple(flat.shape)}")
+            raise ConfigError(f"expected a flat vector of shape ({self.size},), got {tuple(flat.shape)}")
 
 
 def factor_of(name: str) -> str | None:

@@ -15,6 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
+
 Family = Literal["gaussian", "laplace"]
 NoiseBackend = Literal["cpu", "torch", "triton"]
 """Generator of noise: this module ("cpu"), or the kernels in torch (any device) or in Triton (GPUs)."""
@@ -42,6 +45,7 @@ def draw(
     return unit * scale
 
 
+@named_arguments
 def add_noise_(
     total: Tensor,
     parts: Sequence[tuple[int, float]],
@@ -63,7 +67,7 @@ def add_noise_(
         `total`.
     """
     if total.numel() != sum(size for size, _ in parts) or len(parts) != len(streams):
-        raise ValueError(f"{total.numel()} coordinates, {len(parts)} parts and {len(streams)} streams do not fit")
+        raise ConfigError(f"{total.numel()} coordinates, {len(parts)} parts and {len(streams)} streams do not fit")
     buffer = torch.empty(min(_CHUNK, max((size for size, _ in parts), default=0)))
     start = 0
     for (size, scale), stream in zip(parts, streams, strict=True):

@@ -24,6 +24,7 @@ from fedlgm import privacy, queries
 from fedlgm.allocation import effective_multiplier, floor_digits
 from fedlgm.contributions import BoundedBy
 from fedlgm.errors import ConfigError, PrivacyError, check_known
+from fedlgm.extension import named_arguments
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.noise import Family
@@ -58,6 +59,7 @@ class Part(NamedTuple):
     sigma: float
 
 
+@named_arguments
 @dataclass(frozen=True, eq=False)
 class ReleasePlan:
     """One round's release.
@@ -393,6 +395,7 @@ def _equal(one: Any, other: Any) -> bool:
     return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
 
 
+@named_arguments
 @dataclass(frozen=True, eq=False)
 class UnprotectedPlan(ReleasePlan):
     """A release that is not private, by an unsound published rule or without any protection.

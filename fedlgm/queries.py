@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, PrivacyError, check_known
-from fedlgm.extension import enter, is_bundled
+from fedlgm.extension import enter, is_bundled, named_arguments
 from fedlgm.layers import SAFETY, LayerTable
 from fedlgm.rows_apart import rows_apart
 
@@ -102,6 +102,7 @@ class AuxiliaryQuery(ABC):
         return values
 
 
+@named_arguments
 @dataclass(frozen=True)
 class NoisyQuery:
     """A query and the noise of its release.
@@ -280,6 +281,7 @@ _KINDS: dict[str, type[AuxiliaryQuery]] = {
 }
 
 
+@named_arguments
 def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
     """Register a user's query under its name for the clients of a run; usable as a class decorator.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedlgm.aggregation import BoundedSum, sum_on
 from fedlgm.contributions import Updates
 from fedlgm.errors import PrivacyError
+from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
@@ -92,6 +93,7 @@ class Noising:
         return self.source.add_(self.total, self.plan, self.ring, self.round, self.party, self.backend)
 
 
+@named_arguments
 def release(
     total: Tensor,
     plan: ReleasePlan,

@@ -28,7 +28,7 @@ from fedlgm.data import DataSet, Loadable, Partition, load
 from fedlgm.errors import ConfigError, DataError, PrivacyError, prefix_key
 from fedlgm.example_level.bounding import bound_gradients
 from fedlgm.example_level.scaling import Scaling, one_by_one
-from fedlgm.extension import users_code
+from fedlgm.extension import named_arguments, users_code
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism
@@ -47,6 +47,7 @@ _SCALES = (0.0, 1e-6, -0.05, 1.0, -1e4)  # of made-up releases: none, tiny, of t
 _JUMPS = 0.1  # where rounding moves an activation across zero a gradient jumps: 5 % of VGG-16's update
 
 
+@named_arguments
 def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -> DataSet:
     """Check a data set's lengths, shapes, types, finite values, targets for the task, and clients.
 
@@ -75,6 +76,7 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
     return found
 
 
+@named_arguments
 def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, facts: RunFacts | None = None) -> None:
     """Check a mechanism: pure plans, bounds, an event that covers the noise, the budget, and serialisation of plans.
 
@@ -207,6 +209,7 @@ def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
         )
 
 
+@named_arguments
 def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
     """Check a task on a batch: a loss per example that no other example changes, their mean, gradients and metrics.
 
@@ -255,6 +258,7 @@ def _figures(task: Task, label: str, batches: list[tuple[Tensor, Tensor]]) -> di
         return measured(task, batches)
 
 
+@named_arguments
 def check_model(
     model: models.Model, data: Loadable, task: Any = None, *, vectorized: bool = True, **options: Any
 ) -> None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from fedlgm.extension import named_arguments
 from fedlgm.plan import ReleasePlan
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Transcript:
     """Released outputs of the past rounds.
@@ -41,6 +43,7 @@ class Transcript:
     plan: ReleasePlan | None = None
 
     @classmethod
+    @named_arguments
     def start(cls, model: Tensor) -> Transcript:
         """The transcript before the first round; the initial model is public."""
         return cls(0, (model,))

@@ -41,6 +41,7 @@ _KEYS = {"noise": "privacy.noise", "partition": "data.partition", "server_optimi
 _LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
 
 
+@named_arguments
 class RunResult(Figures):
     """A finished run, with its summary as a mapping, figures as attributes, model and history.
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.plan import Sampling
 
 
+@named_arguments
 @dataclass(frozen=True)
 class CohortSampler:
     """Draws cohorts as pure functions of the keys and the round, so that a restart does not change them.

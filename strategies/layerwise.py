@@ -24,6 +24,7 @@ from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
 from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError, DivergedError, Notice, PrivacyError, RunError
+from fedlgm.extension import named_arguments
 from fedlgm.mechanisms import BoundsExamples, UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
@@ -89,6 +90,7 @@ class _Pending:
     norms: dict[int, float] = field(default_factory=dict)  # of contributions that came alone, by client
 
 
+@named_arguments
 class LayerwiseFedAvg(FedAvg):
     """Flower strategy that releases exactly what a mechanism plans.
 

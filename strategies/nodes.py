@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from fedlgm import wire
 from fedlgm.errors import Notice, RunError
+from fedlgm.extension import named_arguments
 from fedlgm.node_protocol import printable
 from strategies.messages import message_to
 
@@ -20,6 +21,7 @@ _POLL_S = 0.1
 _ANSWER_S = 30.0  # that a node which connects at the last moment has to answer
 
 
+@named_arguments
 @dataclass
 class AnyNode:
     """Workers of a simulation, in which every node serves every client.
@@ -68,6 +70,7 @@ class AnyNode:
         return [(self._nodes[i % len(self._nodes)], block.tolist()) for i, block in enumerate(blocks)]
 
 
+@named_arguments
 @dataclass
 class OneNodePerClient:
     """Real nodes, each of which holds one client's data.

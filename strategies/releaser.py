@@ -11,6 +11,7 @@ from torch import Tensor
 from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.kernels import widest
 from fedlgm.devices import Numerics
+from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedlgm.audits.canaries import ReleaseObserver  # half a second of imports that workers do without
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Releaser:
     """Charges the ledger, then adds noise.

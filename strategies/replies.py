@@ -16,6 +16,7 @@ from flwr.app import Message
 
 from fedlgm import wire
 from fedlgm.errors import FedlgmError, PrivacyError, RunError
+from fedlgm.extension import named_arguments
 from fedlgm.node_protocol import printable
 from fedlgm.plan import ReleasePlan
 from fedlgm.upload_caps import upload_caps
@@ -25,6 +26,7 @@ _LONGEST_REASON = 500
 _SUPERLINK = 1  # node number under which Flower reports that a node is lost
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Failure:
     """One message of a round without a contribution.

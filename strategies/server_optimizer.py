@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, DivergedError, Notice
-from fedlgm.extension import is_reference, load_object, misfit, shown_name, users_code
+from fedlgm.extension import is_reference, load_object, misfit, named_arguments, shown_name, users_code
 from fedlgm.training import FlatOptimizer
 from strategies.yogi import Yogi
 
@@ -197,6 +197,7 @@ def restore(step: ServerStep, model: Tensor, state: dict[str, Tensor]) -> None:
         step.restore(model, state)
 
 
+@named_arguments
 class ServerOptimizer:
     """An optimizer that takes the released mean update as its (negative) gradient.
 

@@ -12,12 +12,14 @@ from torch import Tensor
 from fedlgm.clipping import LEAST_CLIP
 from fedlgm.contributions import Updates, bounded, unbounded
 from fedlgm.errors import PrivacyError
+from fedlgm.extension import named_arguments
 from fedlgm.layers import SAFETY
 from fedlgm.plan import ReleasePlan
 
 _CHUNK = 1 << 15
 
 
+@named_arguments
 @dataclass
 class BoundedSum:
     """Running sum of bounded contributions, added in the given order.
@@ -58,6 +60,7 @@ class BoundedSum:
             raise PrivacyError(f"clip bounds must be 0 or at least 2^-36, got {clip.tolist()}")
 
     @classmethod
+    @named_arguments
     def empty(cls, plan: ReleasePlan) -> BoundedSum:
         """A sum without contributions."""
         return cls(plan, torch.zeros(plan.size, dtype=torch.float64))
@@ -139,6 +142,7 @@ def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
         total[low : low + _CHUNK].add_(wide[: len(piece)].copy_(piece), alpha=factor)
 
 
+@named_arguments
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
     """min(1, s_j / ||g_j||), times 1 - 2^-16 where it cuts, [K]; 1 for an infinite bound, 0 for a bound of 0.
 
@@ -157,6 +161,7 @@ def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
         return np.where(norms <= clip * SAFETY, np.sign(clip), SAFETY * clip / norms)
 
 
+@named_arguments
 def bound_update(update: Tensor, plan: ReleasePlan) -> Tensor:
     """One client's bounded contribution [plan.size], float64; zeros if the update [D] holds NaN or Inf.
 

@@ -11,9 +11,11 @@ from torch import Tensor
 from fedlgm.aggregation import kernels
 from fedlgm.aggregation.bounded_sum import BoundedSum
 from fedlgm.contributions import Updates, unbounded
+from fedlgm.extension import named_arguments
 from fedlgm.plan import ReleasePlan
 
 
+@named_arguments
 class DeviceSum(BoundedSum):
     """A `BoundedSum` over the kernels, whose sum and counts stay on the device until they are read.
 
@@ -87,11 +89,13 @@ class DeviceSum(BoundedSum):
         return pieces
 
 
+@named_arguments
 def part_offsets(plan: ReleasePlan) -> Tensor:
     """Boundaries of the plan's parts (released layers, then auxiliary queries), int64 [parts + 1]."""
     return torch.tensor([0, *np.cumsum([part.size for part in plan.parts])], dtype=torch.int64)
 
 
+@named_arguments
 def sum_on(plan: ReleasePlan, device: torch.device, backend: kernels.Backend | None = None) -> BoundedSum:
     """A sum without contributions, for updates on `device`."""
     return BoundedSum.empty(plan) if device.type == "cpu" else DeviceSum(plan, device, backend)

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 
 FEATURES = 32
 _LEAST = 2  # images of which a covariance can be taken
 
 
+@named_arguments
 def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     """Squared 2-Wasserstein distance of the normal laws fitted to two sets of features.
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 from fedlgm.layers import LayerTable
 
 
@@ -55,6 +56,7 @@ class GanSettings:
             raise ConfigError("the GAN attack needs steps, batch and noise of at least 1, lr > 0 and realism >= 0")
 
 
+@named_arguments
 class ClassReconstruction:
     """The attacker's networks and what it has learned from the models seen so far.
 

@@ -9,12 +9,14 @@ from scipy.ndimage import uniform_filter
 from scipy.optimize import linear_sum_assignment
 
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 
 PIXEL_RANGE = 2.0
 """Width of the interval [-1, 1] in which the library's data sets keep their pixels."""
 _WINDOW = 7  # side of the windows of SSIM
 
 
+@named_arguments
 def ssim(first: np.ndarray, second: np.ndarray) -> float:
     """Mean structural similarity of two images, in [-1, 1]; 1 only for equal images.
 
@@ -55,6 +57,7 @@ def ssim(first: np.ndarray, second: np.ndarray) -> float:
     return float(index[..., border:-border, border:-border].mean())
 
 
+@named_arguments
 def psnr(first: np.ndarray, second: np.ndarray) -> float:
     """Peak signal-to-noise ratio of two images, in decibels; infinite for equal images.
 
@@ -66,6 +69,8 @@ def psnr(first: np.ndarray, second: np.ndarray) -> float:
         >>> round(psnr(np.zeros(4), np.full(4, 0.2)), 3)
         20.0
     """
+    if np.shape(first) != np.shape(second):
+        raise ConfigError(f"psnr compares images of one shape, got {np.shape(first)} and {np.shape(second)}")
     error = float(np.mean((np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)) ** 2))
     return math.inf if error == 0 else 10 * math.log10(PIXEL_RANGE**2 / error)
 

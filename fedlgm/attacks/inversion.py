@@ -28,6 +28,7 @@ from fedlgm.attacks import images as measures
 from fedlgm.attacks.analytic import analytic, first_linear, infer_labels
 from fedlgm.attacks.observation import Observation
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 from fedlgm.training import LocalTraining
 
 OnStep = Callable[[int, int], None]
@@ -129,6 +130,7 @@ class Reconstruction:
         ]
 
 
+@named_arguments
 def invert(
     module: nn.Module,
     observation: Observation,

@@ -15,6 +15,7 @@ from scipy.stats import binomtest, norm, rankdata
 from sklearn.metrics import roc_curve
 
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 from fedlgm.tasks.ranked import auc
 
 FPRS = (0.001, 0.01, 0.1)
@@ -74,6 +75,7 @@ class MembershipResult:
         return {name: value for name, value in asdict(self).items() if name != "roc"}
 
 
+@named_arguments
 def evaluate_scores(
     members: np.ndarray, nonmembers: np.ndarray, *, fprs: Sequence[float] = FPRS, confidence: float = 0.95
 ) -> MembershipResult:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.attacks.membership import MembershipResult, evaluate_scores
+from fedlgm.extension import named_arguments
 
 
 @torch.no_grad()
+@named_arguments
 def output_scores(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarray]:
     """Scores of examples from the model's outputs, by attack, float64 [n] each; a higher score means "member".
 
@@ -44,6 +46,7 @@ def output_scores(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarr
     }
 
 
+@named_arguments
 def attack_outputs(
     module: nn.Module, members: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]
 ) -> dict[str, MembershipResult]:

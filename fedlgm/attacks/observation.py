@@ -12,6 +12,7 @@ from torch import Tensor
 from fedlgm.aggregation import bound_update
 from fedlgm.audits.whitening import Whitening
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
@@ -19,6 +20,7 @@ from fedlgm.release import release
 from fedlgm.run_noise import RunNoise
 
 
+@named_arguments
 @dataclass(frozen=True, eq=False)
 class Observation:
     """One client's update as the attacker sees it.

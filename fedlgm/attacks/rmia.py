@@ -11,6 +11,7 @@ import numpy as np
 
 from fedlgm.attacks.lira import check_shapes
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 
 GAMMA = 2.0
 """Least ratio by which a unit dominates another."""
@@ -18,6 +19,7 @@ OFFLINE = 0.3
 """The paper's a in Pr(x) = ((1 + a) Pr(x)_out + 1 - a) / 2, used if no reference model was trained on x."""
 
 
+@named_arguments
 def relative_ratios(
     target: np.ndarray, shadows: np.ndarray, membership: np.ndarray, *, online: bool = True, gamma: float = GAMMA
 ) -> np.ndarray:

@@ -20,7 +20,7 @@ from fedlgm.audits.result import AuditResult, Method, Reported
 from fedlgm.audits.scores import CONFIDENCE
 from fedlgm.audits.subject import Subject
 from fedlgm.errors import ConfigError
-from fedlgm.extension import enter, misfit, named, users_code
+from fedlgm.extension import enter, misfit, named, named_arguments, users_code
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import release
@@ -32,6 +32,7 @@ _ELEMENTS = 1 << 23  # numbers that all canaries' directions may take
 _COORDINATES = 1 << 25  # of all rounds together, up to which a run that is one mechanism is drawn as a whole
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Audit:
     """Settings for the audit of a mechanism.
@@ -218,6 +219,7 @@ def watched_rounds(subject: Subject) -> int:
     return min(rounds, 20)
 
 
+@named_arguments
 def watch(
     subject: Subject, count: int, presence: Presence, seed: int | None = None, progress: Progress | None = None
 ) -> CanaryRecord:

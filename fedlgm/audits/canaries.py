@@ -37,6 +37,7 @@ from fedlgm.audits.repeats import Sketches, Windows
 from fedlgm.audits.whitening import Whitening
 from fedlgm.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import ConfigError, check_count
+from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
@@ -60,6 +61,7 @@ class ReleaseObserver(Protocol):
         ...
 
 
+@named_arguments
 class Canaries:
     """m canaries over the layers of a run (see the module).
 

@@ -22,6 +22,7 @@ from fedlgm.audits.result import AuditResult
 from fedlgm.audits.scores import CONFIDENCE, Scores
 from fedlgm.audits.subject import Subject, World
 from fedlgm.errors import ConfigError, check_count
+from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing
 from fedlgm.noise import Family
 
@@ -117,6 +118,7 @@ def _log_density(noisy: Array, world: World) -> float:
 # -- anything that releases --------------------------------------------------------------------------------------------
 
 
+@named_arguments
 def audit_release(
     release: Release,
     epsilon: float,

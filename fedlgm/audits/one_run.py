@@ -18,12 +18,14 @@ from fedlgm.audits.result import AuditResult, LayerRow, Method, Reported
 from fedlgm.audits.scores import CONFIDENCE, Scores
 from fedlgm.audits.whole_run import audit_whole_run
 from fedlgm.errors import ConfigError, check_known
+from fedlgm.extension import named_arguments
 from fedlgm.layers import LayerTable
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 
 _MOST_LEVELS = 8  # different noise levels of one layer that are composed one by one
 
 
+@named_arguments
 def audit_record(
     record: CanaryRecord,
     layers: LayerTable,

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 
 Array = npt.NDArray[np.float64]
 CONFIDENCE = 0.999
@@ -15,6 +16,7 @@ CONFIDENCE = 0.999
 XTOL = 1e-9  # of the roots that bounds are
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Scores:
     """Scores of canaries.

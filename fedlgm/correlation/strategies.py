@@ -52,6 +52,7 @@ def register(name: str, make: Strategy) -> None:
     enter(_STRATEGIES, name, make, "correlation")
 
 
+@named_arguments
 def options_of(name: str) -> tuple[str, ...]:
     """Option names of a strategy.
 

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from fedlgm.correlation.correlation import Correlation
 from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.extension import named_arguments
 
 _PIECE = 1 << 15  # coordinates of a thread at a time, which stay in its cache; the bits do not depend on it
 
 
+@named_arguments
 class CorrelatedStream:
     """Turns independent noise into correlated noise, round by round and in place.
 

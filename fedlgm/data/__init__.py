@@ -35,7 +35,7 @@ from fedlgm.data.pixels import Pixels, moved
 from fedlgm.data.sources import FILE_SETS, FileSet, locate, read, read_test
 from fedlgm.data.tables import is_table
 from fedlgm.errors import ConfigError, DataError, alternatives
-from fedlgm.extension import HUB, is_reference, load_object, users_code
+from fedlgm.extension import HUB, is_reference, load_object, named_arguments, users_code
 
 __all__ = [
     "IMAGE_FOLDER",
@@ -81,6 +81,7 @@ def names() -> tuple[str, ...]:
 Loadable = str | DataSet | Mapping[str, Any] | Callable[[], Any]
 
 
+@named_arguments
 def load(
     name: Loadable,
     data_dir: str | Path | None = None,
@@ -157,6 +158,7 @@ def load(
     return _synthetic(int(size[1])) if size[1] else _synthetic()
 
 
+@named_arguments
 def only_test_examples(
     name: str, data_dir: str | Path | None = None, *, pixels: Sequence[float] | None = None, **options: Any
 ) -> DataSet:
@@ -193,6 +195,7 @@ def only_test_examples(
     return found if pixels is None else _between(found, tuple(pixels))
 
 
+@named_arguments
 def reading_options(name: str) -> tuple[str, ...]:
     """Names of the options of `load` for a set.
 
@@ -213,6 +216,7 @@ def _refuse_others(name: Loadable, label: str, options: Mapping[str, Any]) -> No
             raise ConfigError(f"{key} is for data.name = {kinds}, not for {label}")
 
 
+@named_arguments
 def outline(
     name: str, *, image_classes: int | None = None, image_size: int = IMAGE_SIZE, channels: int = 3, **images: Any
 ) -> DataSet | None:
@@ -243,6 +247,7 @@ def outline(
     return DataSet(name, x, y, x, y, classes)
 
 
+@named_arguments
 def published_examples(name: str, train_images: int | None = None) -> int | None:
     """Number of training examples of a bundled set or of its half; None if only the files contain it.
 
@@ -263,6 +268,7 @@ def published_examples(name: str, train_images: int | None = None) -> int | None
     return len(range(whole)[_rows(whole, half[2] == "public")])
 
 
+@named_arguments
 def with_users(data: Any, users: Any) -> Any:
     """Add the user of each training example to a user's own data.
 
@@ -303,6 +309,7 @@ def _base(name: str) -> str:
     return name if half is None else half[1]
 
 
+@named_arguments
 def twin(name: str) -> str | None:
     """The public half of the set whose private half is `name`; None for any other name.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedlgm.data.dataset import DataSet
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 
 TRAINING_EXAMPLES = {"digits": 1442, "breast-cancer": 456}
 """Published numbers of training examples."""
@@ -67,6 +68,7 @@ def breast_cancer() -> DataSet:
     return DataSet("breast-cancer", x[~test], y[~test], x[test], y[test], classes=2, train_user=sites)
 
 
+@named_arguments
 def synthetic(
     samples: int = 100_000, *, classes: int = 10, shape: tuple[int, int, int] = (1, 4, 4), seed: int = 0
 ) -> DataSet:

@@ -17,12 +17,14 @@ from fedlgm.data.partition import Partition
 from fedlgm.data.pixels import Pixels
 from fedlgm.data.spent import Spent
 from fedlgm.errors import DataError
+from fedlgm.extension import named_arguments
 from fedlgm.inputs import Arrays
 
 _BYTES = "bytes of "
 _KEYS = ("train", "test", "clients", "users", "classes", "labels", "name")
 
 
+@named_arguments
 @dataclass(frozen=True)
 class DataSet:
     """Training and test examples as contiguous arrays, which all users in the process share and nobody may change.

@@ -12,12 +12,13 @@ from fedlgm.data.class_names import class_number
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.extension import is_reference, shown_name, users_code
+from fedlgm.extension import is_reference, named_arguments, shown_name, users_code
 from fedlgm.keys import KeyRing
 
 _WITHOUT_LABELS = ("iid", "natural")
 
 
+@named_arguments
 def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values: Any) -> Partition:
     """Divide a data set's training examples among clients.
 

@@ -24,6 +24,7 @@ from fedlgm.example_level.rules import rule_for
 from fedlgm.example_level.rules.base import all_finite
 from fedlgm.example_level.scaling import FlatClip, Scaling, one_by_one
 from fedlgm.example_level.stack import StackPass
+from fedlgm.extension import named_arguments
 from fedlgm.layers import LayerTable
 from fedlgm.models.built import Built, refuse_gradient_hooks
 from fedlgm.training.stack.tape import Memory
@@ -99,6 +100,7 @@ class SumsExamples(Protocol):
         ...
 
 
+@named_arguments
 class ExampleGradients:
     """Per-example gradients of a module, clipped and summed without being kept.
 

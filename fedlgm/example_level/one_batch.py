@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
 from fedlgm.example_level.scaling import of_style
 from fedlgm.extension import named_arguments
+from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
 
 
 @named_arguments
 def clipped_sum(
     module: nn.Module,
-    x: Any,
-    y: Any,
+    x: Inputs,
+    y: Tensor,
     *,
     clip: float | Sequence[float] | np.ndarray,
     layers: LayerTable,

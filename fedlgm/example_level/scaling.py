@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension import is_bundled
+from fedlgm.extension import is_bundled, named_arguments
 from fedlgm.rows_apart import rows_apart
 
 SAFETY = 1 - 2.0**-19
@@ -169,6 +169,7 @@ def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None
     return values
 
 
+@named_arguments
 @dataclass(frozen=True)
 class PerLayerClip:
     """f_ij = min(1, c_j / ||g_ij||): every layer is clipped to its own bound.
@@ -243,6 +244,7 @@ class _Whole:
         return float(self.clip)
 
 
+@named_arguments
 @dataclass(frozen=True)
 class FlatClip(_Whole):
     """f_i = min(1, C / ||g_i||): the whole gradient is clipped (DP-SGD; Abadi et al., CCS 2016).
@@ -326,6 +328,7 @@ class PSAC(_Whole):
         return SAFETY * self.clip / (norms + self.r / (norms + self.r))
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Reweighted:
     """f_ij = w_j min(C, ||g_i||) / ||g_ij||, 0 where ||g_ij|| = 0: LM-DP-SGD (equation 1) for fixed weights.

@@ -45,6 +45,7 @@ _PAPERS = {
 _REGISTRY: dict[str, Mapping[str, type[Mechanism] | str]] = {}
 
 
+@named_arguments
 def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None = None) -> None:
     """Register a mechanism under a name, for recipes, `fedlgm compare` and `get`.
 

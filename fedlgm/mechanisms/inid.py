@@ -32,6 +32,7 @@ from fedlgm.privacy.gaussian import gaussian_mu
 ProfileLike = Profile | npt.ArrayLike
 
 
+@named_arguments
 def gaussian_inid(
     profile: ProfileLike, epsilon: float, delta: float, p: float = 2, weights: npt.ArrayLike | None = None
 ) -> Array:

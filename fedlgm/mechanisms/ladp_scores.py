@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 
 _CHUNK = 1 << 16  # float64 pieces that stay in the cache
@@ -41,7 +42,7 @@ def kl_score(local: npt.ArrayLike | Tensor, reference: npt.ArrayLike | Tensor) -
     """
     a, b = _flat(local), _flat(reference)
     if a.shape != b.shape or a.numel() == 0:
-        raise ValueError(f"kl_score takes two equally many weights, got {a.numel()} and {b.numel()}")
+        raise ConfigError(f"kl_score takes two equally many weights, got {a.numel()} and {b.numel()}")
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         return math.nan
     top = float(a.max())

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.scaling import Reweighted, check_bounds
+from fedlgm.extension import named_arguments
 
 __all__ = ["aggregate", "bias_minimising_weights", "published_weights", "risk_weights"]
 
@@ -31,6 +32,7 @@ FLOOR = 0.05
 """Least weight of a layer as a share of 1 / sqrt(K). It protects the layers' utility; privacy does not need it."""
 
 
+@named_arguments
 def aggregate(
     grads: Sequence[Tensor],
     clip: float,

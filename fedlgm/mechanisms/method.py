@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension import is_bundled
+from fedlgm.extension import is_bundled, named_arguments
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
@@ -20,6 +20,7 @@ from fedlgm.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.transcript import Transcript
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Method:
     """Defines the release of every round.
@@ -35,6 +36,7 @@ class Method:
     facts: RunFacts
 
     @classmethod
+    @named_arguments
     def of(
         cls,
         module: nn.Module,

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedlgm import extension
 from fedlgm.errors import ConfigError
-from fedlgm.extension import misfit, named, options_of, parameters_of
+from fedlgm.extension import misfit, named, named_arguments, options_of, parameters_of
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.adapters import adapt
 from fedlgm.models.built import refuse_parameter_hooks
@@ -86,6 +86,7 @@ def names() -> tuple[str, ...]:
     return tuple(_MODELS)
 
 
+@named_arguments
 def options(name: str) -> tuple[str, ...]:
     """Option names of a model, bundled or a user's own ("package.module:name").
 
@@ -102,6 +103,7 @@ def options(name: str) -> tuple[str, ...]:
     return options_of(found, _FILLED)
 
 
+@named_arguments
 def build(
     model: Model,
     *,

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from fedlgm import inputs
 from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
-from fedlgm.extension import users_code
+from fedlgm.extension import named_arguments, users_code
 from fedlgm.inputs import Inputs, close
 from fedlgm.models.built import refuse_parameter_hooks
 
@@ -80,6 +80,7 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
 
 
 @torch.no_grad()
+@named_arguments
 def require_repeatable(module: nn.Module, x: Inputs) -> None:
     """Refuse a module that keeps state between calls, or draws random numbers that a run could not draw again.
 
@@ -113,6 +114,7 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
 
 
 @torch.no_grad()
+@named_arguments
 def draws_at_random(module: nn.Module, x: Inputs) -> bool:
     """Whether a module's outputs in training mode are random, for example because of dropout.
 
@@ -130,6 +132,7 @@ def draws_at_random(module: nn.Module, x: Inputs) -> bool:
     return not all(torch.equal(outputs[0], other) for other in outputs[1:])
 
 
+@named_arguments
 def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
     """Refuse a module that draws at random in training: an example's gradient would depend on its batch.
 
@@ -156,6 +159,7 @@ def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
 
 
 @torch.no_grad()
+@named_arguments
 def require_separate(module: nn.Module, x: Inputs) -> None:
     """Refuse a module whose outputs for an example depend on the other examples of its batch, in training mode.
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedlgm.errors import ConfigError, check_count
+from fedlgm.extension import named_arguments
 
 
 def resnet18(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar") -> nn.Module:
@@ -127,6 +128,7 @@ def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, hea
     return _without_inplace(model)
 
 
+@named_arguments
 def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     """A copy of a model with GroupNorm in place of every BatchNorm, without statistics over examples or buffers.
 

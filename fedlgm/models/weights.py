@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, alternatives
+from fedlgm.extension import named_arguments
 from fedlgm.layers import factor_of
 from fedlgm.models.huggingface import original
 
@@ -18,6 +19,7 @@ _BASES = ("base", "base_layer")  # where `LowRank` and `peft` keep the layer tha
 _PEFT = "base_model.model."
 
 
+@named_arguments
 def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
     """Load the weights of a safetensors file, in place.
 
@@ -71,6 +73,7 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
     return module
 
 
+@named_arguments
 def digest_of_file(file: Path | str) -> str:
     """SHA-256 of a file's bytes.
 

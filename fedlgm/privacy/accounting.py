@@ -249,6 +249,7 @@ def _root(target: float, delta: float, levels: _Levels, rate: float, accountant:
     return root
 
 
+@named_arguments
 def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float, accountant: str = "pld") -> float:
     """Epsilon at `delta` of events composed the given numbers of times; `inf` if one of them is not private.
 
@@ -275,6 +276,8 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
         >>> round(composed_epsilon([(gaussian_event(2.0), 4)], 1e-5), 4)  # one Gaussian release of multiplier 1
         4.3772
     """
+    if not 0 <= delta < 1:
+        raise ConfigError(f"delta must lie in [0, 1), got {delta!r}")
     merged: dict[str, int] = {}
     precision = 0.0  # Gaussian releases without sampling are together one Gaussian release
     for event, count in (unfolded(event, count) for event, count in events):

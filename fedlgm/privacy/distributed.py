@@ -20,6 +20,7 @@ from fedlgm.privacy.accountants import quiet
 _ORDERS = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64), [80, 96, 128, 192, 256, 512, 1024, 2048]])
 
 
+@named_arguments
 def discrete_gaussian_tau(deviation: float, parties: int) -> float:
     """Bound on the largest absolute log ratio between a sum of discrete Gaussians and one discrete Gaussian.
 

@@ -14,10 +14,12 @@ from collections.abc import Callable
 import scipy
 
 from fedlgm.errors import ConfigError, check_positive, check_share
+from fedlgm.extension import named_arguments
 
 _RTOL = 1e-14
 
 
+@named_arguments
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Largest mu whose Gaussian release is (epsilon, delta)-DP.
 
@@ -52,6 +54,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return mu if _log_delta(mu, epsilon) <= target else mu * (1 - 2 * _RTOL)
 
 
+@named_arguments
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """Smallest delta for which a release of parameter mu is (epsilon, delta)-DP.
 
@@ -75,6 +78,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     return math.exp(_log_delta(mu, epsilon))
 
 
+@named_arguments
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Smallest epsilon for which a release of parameter mu is (epsilon, delta)-DP.
 

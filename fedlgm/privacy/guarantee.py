@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from fedlgm.errors import ConfigError, PrivacyError, check_known
+from fedlgm.extension import named_arguments
 
 Status = Literal["proven", "conditional", "none"]
 """Statuses from the strongest to the weakest."""
@@ -57,6 +58,7 @@ def caveat_of(noise_reproducible: bool) -> str:
     return f"; {_REPRODUCIBLE}" if noise_reproducible else ""
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Guarantee:
     """Status of a privacy claim.

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, get_args
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
+from fedlgm.extension import named_arguments
 from fedlgm.files import transaction
 from fedlgm.privacy.chain import next_head
 from fedlgm.privacy.charge import Charge, Draft, Head
@@ -40,6 +41,7 @@ _COUNTED = "(round <= ? OR number <= ?)"
 SERVER = -1  # the releasing party under central trust; clients are numbered from 0
 
 
+@named_arguments
 class Ledger:
     """Append-only record of releases.
 

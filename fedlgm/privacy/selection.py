@@ -11,6 +11,7 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
 from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate, check_share
+from fedlgm.extension import named_arguments
 from fedlgm.privacy.accountants import quiet
 from fedlgm.privacy.events import gaussian_event, repeated
 
@@ -79,6 +80,7 @@ def _gamma(expected_runs: float) -> float:
     return math.exp(high)
 
 
+@named_arguments
 def selection_epsilon(
     noise_multiplier: float,
     sampling_rate: float,

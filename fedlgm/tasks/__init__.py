@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedlgm import extension
 from fedlgm.errors import ConfigError
-from fedlgm.extension import named
+from fedlgm.extension import named, named_arguments
 from fedlgm.tasks.base import Task
 from fedlgm.tasks.binary import Binary
 from fedlgm.tasks.causal_lm import CausalLM
@@ -77,6 +77,7 @@ def names() -> tuple[str, ...]:
     return tuple(_TASKS)
 
 
+@named_arguments
 def options(name: str) -> tuple[str, ...]:
     """Option names of a task, bundled or a user's own ("package.module:name").
 
@@ -91,6 +92,7 @@ def options(name: str) -> tuple[str, ...]:
     return extension.options_of(found) if isinstance(found, type) else ()
 
 
+@named_arguments
 def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) -> Task:
     """A task.
 

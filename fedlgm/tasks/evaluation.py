@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedlgm import inputs
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 from fedlgm.inputs import Inputs
 from fedlgm.layout import laid_out, on_cpu
 from fedlgm.tasks.base import Task, measured
@@ -16,6 +17,7 @@ from fedlgm.tasks.set_metrics import Metric, over_the_set
 
 
 @torch.no_grad()
+@named_arguments
 def evaluate(
     task: Task,
     module: nn.Module,

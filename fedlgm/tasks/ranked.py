@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fedlgm.errors import DataError
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.extension import named_arguments
 from fedlgm.tasks.binary import Binary
 from fedlgm.tasks.set_metrics import Metric
 
@@ -30,6 +31,7 @@ class AUC(NamedTuple):
     high: float
 
 
+@named_arguments
 def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
     """Probability that a row of class 1 has a higher score than a row of class 0, where ties count half.
 
@@ -48,6 +50,8 @@ def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
     """
     from scipy import stats  # an import that workers do without
 
+    if scores.ndim != 1 or scores.shape != targets.shape:
+        raise ConfigError(f"auc takes one score and one target per row, got shapes {scores.shape} and {targets.shape}")
     ones, zeros = scores[targets == 1], scores[targets == 0]
     if not (len(ones) and len(zeros)) or not np.isfinite(scores).all():
         return AUC(math.nan, math.nan, math.nan)

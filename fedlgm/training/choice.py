@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fedlgm.contributions import unbounded
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 from fedlgm.training.base import ClientTask, Trainer
 
 
+@named_arguments
 def fastest(
     trainers: Mapping[str, Callable[[], Trainer]],
     model: Tensor,

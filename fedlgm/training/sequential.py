@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedlgm import inputs
 from fedlgm.devices import exact_arithmetic, seeded
+from fedlgm.extension import named_arguments
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
 from fedlgm.layout import pools_maxima, prefer_channels_last_
@@ -21,6 +22,7 @@ from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.stack import Stack
 
 
+@named_arguments
 class SequentialTrainer:
     """Trains clients one by one in one resident model.
 

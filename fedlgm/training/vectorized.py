@@ -17,6 +17,7 @@ from torch.func import functional_call, grad, vmap
 from fedlgm.aggregation.kernels import empty_block
 from fedlgm.devices import exact_arithmetic
 from fedlgm.errors import ConfigError, MemoryWarning, Notice, out_of_memory
+from fedlgm.extension import named_arguments
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
 from fedlgm.models.built import Built, refuse_gradient_hooks
@@ -30,6 +31,7 @@ from fedlgm.training.sequential import optimizer_of
 Gradients = Callable[[dict[str, Tensor], Inputs, Tensor, Tensor], dict[str, Tensor]]
 
 
+@named_arguments
 class VectorizedTrainer:
     """Trains up to `width` clients at once.
 

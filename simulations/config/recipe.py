@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, alternatives, prefix_key
-from fedlgm.extension import is_object
+from fedlgm.extension import is_object, named_arguments
 from fedlgm.facts import Sampling
 from fedlgm.noised_by import NoisedBy
 from fedlgm.noised_by import get as noised_by
@@ -64,6 +64,12 @@ class Recipe(Section):
     run: Run = Run()
     distributed: Distributed | None = None
     deployment: Deployment | None = None
+
+    def __init__(self, *names: Any, **sections: Any) -> None:
+        if names:
+            raise ConfigError("a Recipe takes its sections by name; load_recipe('digits') reads a recipe by its name")
+        super().__init__(**sections)
+
     risk: Risk | None = None
 
     @model_validator(mode="after")
@@ -204,6 +210,7 @@ def sections() -> dict[str, type[BaseModel]]:
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
+@named_arguments
 def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
     """Read a recipe.
 

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from clients import AnyClient, LayerwiseClient, OneClient
 from clients.layerwise import place_reply
+from clients.replying import ReplyingApp
 from clients.serving import Serving
 from fedlgm import wire
 from fedlgm.errors import ConfigError, FedlgmError, Notice
@@ -73,7 +74,7 @@ def make_server_app() -> ServerApp:
 
 def make_client_app() -> ClientApp:
     """ClientApp for the node's partition, or for any client if a node serves several."""
-    app = ClientApp()
+    app = ReplyingApp()
 
     @app.query()
     def query(message: Message, context: Context) -> Message:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 from fedlgm.privacy.guarantee import caveat_of
 from simulations.studies import frames, joint
 from simulations.studies.records import KeptRecords, Records
@@ -61,6 +62,7 @@ class StudyDifference(Difference):
         return f"{self.cells.to_html(index=False)}<p>{self._whole()}</p>"
 
 
+@named_arguments
 class Study:
     """Finished runs of a grid. Figures are those of the final models on the test set.
 

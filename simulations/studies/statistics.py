@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedlgm.errors import ConfigError
+from fedlgm.extension import named_arguments
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Difference:
     seeds: int
 
 
+@named_arguments
 def difference(a: Any, b: Any) -> Difference:
     """Paired difference a - b over seeds: mean, 95 % interval and p-value.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, DataError
+from fedlgm.extension import named_arguments
 from fedlgm.layers import LayerTable
 from fedlgm.models.built import Built
 from fedlgm.tasks import Classification, Task
@@ -17,6 +18,7 @@ from fedlgm.training.native.library import library
 from fedlgm.training.native.program import Program
 
 
+@named_arguments
 class NativeTrainer:
     """Trains like `SequentialTrainer`, up to rounding, in a compiled kernel on the CPU, for plain stacks of layers.
 
