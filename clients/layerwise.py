@@ -25,18 +25,21 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from clients.consent import Agreed, Consent
+from clients.replying import ReplyingApp
 from clients.serving import AnyClient, OneClient, Serving
 from clients.updates import LocalWork
 from fedlgm import wire
 from fedlgm.client_release import Asked, client_release
 from fedlgm.devices import Numerics
 from fedlgm.errors import ConfigError, PrivacyError, RunError
+from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import ReleasePlan
 
 
+@named_arguments
 class LayerwiseClient:
     """Serves one client or, in a simulation, any block of clients.
 
@@ -75,7 +78,7 @@ class LayerwiseClient:
 
     def as_app(self) -> ClientApp:
         """The client as a Flower `ClientApp`."""
-        app = ClientApp()
+        app = ReplyingApp()
         app.train()(self.train)
         app.train("norms")(self.train_norms)
         app.query()(self.query)

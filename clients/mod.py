@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from clients.consent import Agreed, Consent
 from clients.layerwise import asked_of, place_reply, reply_with
+from clients.replying import ReplyingApp
 from clients.serving import OneClient
 from fedlgm import wire
 from fedlgm.client_release import Asked, Contributions, client_release
 from fedlgm.contributions import Updates
 from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
-from fedlgm.extension import misfit
+from fedlgm.extension import misfit, named_arguments
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.models.arrays import of_arrays
@@ -33,6 +33,7 @@ _OWN_STATE = (wire.SECRET, wire.RELEASES)
 _FAILED = "this client's app failed: the log of its node says why"
 
 
+@named_arguments
 class PrivateUpdates:
     """Flower mod. The app trains without changes, and only its bounded update leaves the client.
 
@@ -52,6 +53,7 @@ class PrivateUpdates:
         consent: limits that this client accepts under local trust; without it the client refuses local trust.
 
     Example:
+        >>> from flwr.clientapp import ClientApp
         >>> mod = PrivateUpdates(nn.Linear(3, 2))
         >>> app = ClientApp(mods=[mod])
         >>> answer = app.query()(mod.answer)
@@ -89,6 +91,8 @@ class PrivateUpdates:
         """
         with _quiet(), _apart(context) as seen:
             reply = call_next(self._as_the_app_knows_it(message, model), seen)
+            if not isinstance(reply, Message):
+                raise ConfigError(f"the ClientApp must return a Message, got {type(reply).__name__}")
             if reply.has_error():
                 raise RunError(f"the app answered with an error: {reply.error.reason}")
             return self._flat(reply.content) - model
@@ -166,7 +170,8 @@ class _GivenUpdate(Contributions):
         yield asked.clients, self._made()[None]
 
 
-class PrivateClientApp(ClientApp):
+@named_arguments
+class PrivateClientApp(ReplyingApp):
     """A Flower `ClientApp` whose train function's updates leave the client bounded (see `PrivateUpdates`).
 
     Example:

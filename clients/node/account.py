@@ -46,17 +46,9 @@ class Account:
             Refusal: caps, rounds apart or budget do not allow the release; the reason says which.
         """
         budget = self._policy.privacy
-        for count, most, per in self._caps(run):
-            if count >= most:
-                raise Refusal("budget-spent", f"this node makes {most} releases {per}, and has made them")
+        self._check_caps(run)
         self._check_separation(run, round, request)
-        alone = request.unit.least_epsilon(request.plan, budget.delta)
-        if not alone <= budget.epsilon * _ROUNDING:  # composing such losses takes time and memory in proportion
-            raise Refusal(
-                "budget-spent",
-                f"this release alone has an epsilon of {alone:.4g} or more; the policy of this node allows "
-                f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life",
-            )
+        self._check_alone(request)
         cost = self._cost(request)
         after = self.spent(cost)
         if not after <= budget.epsilon * _ROUNDING:
@@ -68,16 +60,26 @@ class Account:
         return cost
 
     def left(self, run: str, request: Request, asked: int) -> int:
-        """Number of further releases like this one, at most `asked`, that budget and caps allow."""
+        """Number of further releases like this one, at most `asked`, that budget and caps allow.
+
+        Raises:
+            Refusal: not one; it says which of them does not, and which epsilon all of them would take.
+        """
         budget = self._policy.privacy
         most = budget.epsilon * _ROUNDING
-        fits = min([asked, *(allowed - made for made, allowed, _ in self._caps(run))])
-        if not request.unit.least_epsilon(request.plan, budget.delta) <= most:
-            return 0
+        self._check_caps(run)
+        self._check_alone(request)
         cost = self._cost(request)
         if not self.spent(cost) <= most:
-            return 0
-        low, high = 0, max(fits, 0)  # `low` releases fit, `high` + 1 do not
+            after = self.spent(privacy.events.repeated(cost, asked))
+            raise Refusal(
+                "budget-spent",
+                f"its budget has nothing left for such a run: {asked} more releases would bring its epsilon from "
+                f"{self.spent():.4g} to {after:.4g}; its policy allows {budget.epsilon:g} at delta "
+                f"{budget.delta:g} over its data set's life",
+            )
+        # `low` releases fit, `high` + 1 do not
+        low, high = 0, min([asked, *(allowed - made for made, allowed, _ in self._caps(run))])
         while low < high:
             middle = (low + high + 1) // 2
             within = self.spent(privacy.events.repeated(cost, middle)) <= most
@@ -100,6 +102,22 @@ class Account:
         budget, releases = self._policy.privacy, self._policy.ask.releases
         multiplier = privacy.calibrate(budget.epsilon, budget.delta, steps=releases, accountant=accountant)
         return multiplier * (1 + 1e-4)
+
+    def _check_caps(self, run: str) -> None:
+        for count, most, per in self._caps(run):
+            if count >= most:
+                raise Refusal("budget-spent", f"this node makes {most} releases {per}, and has made them")
+
+    def _check_alone(self, request: Request) -> None:
+        """Refuse a release too large for the whole budget; to compose it takes time and memory in proportion."""
+        budget = self._policy.privacy
+        alone = request.unit.least_epsilon(request.plan, budget.delta)
+        if not alone <= budget.epsilon * _ROUNDING:
+            raise Refusal(
+                "budget-spent",
+                f"this release alone has an epsilon of {alone:.4g} or more; the policy of this node allows "
+                f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life",
+            )
 
     def _check_separation(self, run: str, round: int, request: Request) -> None:
         """Refuse a round that is closer to an answered round of its run than policy or plan allow.

@@ -349,7 +349,7 @@ class Service:
         reveal how many more releases it could make.
 
         Raises:
-            Refusal: this node does not make such a release.
+            Refusal: this node does not make such a release, or its budget and caps allow not even one.
         """
         if ask.client != self.policy.node.client:
             raise Refusal("client", f"this node is client {self.policy.node.client}, not {ask.client}")

@@ -103,7 +103,7 @@ def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str
     needed = max(1, math.ceil(quorum * len(enrolment) - 1e-9))
     most = sorted((short.get(client, need.releases) for client in range(len(enrolment))), reverse=True)[needed - 1]
     if most < need.releases:
-        if any(why for _, why in found.values()):
+        if most == 0 and any(why for _, why in found.values()):
             raise ConfigError(
                 f"too few nodes accept this run: {'; '.join(lines)}. Nothing has been spent; change the recipe, or ask "
                 "the nodes' operators to change their policies"

@@ -125,8 +125,7 @@ def test_so_does_what_its_lifespan_says(when):
         raise KeyError("patient 4711")
 
     app.train()(lambda message, context: trained(message))
-    with pytest.raises(RunError, match=r"^this client's app failed: the log of its node says why$"):
-        app(question(), HERE)
+    assert app(question(), HERE).error.reason == "this client's app failed: the log of its node says why"
 
 
 def test_nothing_else_of_the_apps_leaves():
@@ -174,3 +173,31 @@ def test_the_app_cannot_lose_what_the_client_has_spent(how):
     kept = set() if how == "clears" else {"mine"}
     assert seen == [set(), kept]
     assert set(context.state) == {wire.SECRET, wire.RELEASES} | kept
+
+
+def returns_other_names(message: Message, context: Context) -> Message:
+    state = {f"net.{name}": value for name, value in MODEL.state_dict().items()}
+    return Message(RecordDict({"arrays": ArrayRecord(state)}), reply_to=message)
+
+
+@pytest.mark.parametrize(
+    ("train", "cause"),
+    [
+        (raises, "KeyError: 'patient 4711'"),
+        (returns_other_names, "must return 'weight' of shape (2, 3), got None"),
+        (lambda message, context: None, "must return a Message, got NoneType"),
+    ],
+)
+def test_the_server_gets_one_sentence_and_the_client_keeps_the_cause(train, cause, caplog):
+    """In a simulation Flower would send all of Ray's traceback."""
+    app = PrivateClientApp(MODEL)
+    app.train()(train)
+    reply = app(question(), HERE)
+    assert reply.error.reason == "this client's app failed: the log of its node says why"
+    assert cause in caplog.text
+
+
+def test_a_node_without_a_number_says_so():
+    app = PrivateClientApp(MODEL)
+    app.train()(raises)
+    assert wire.PARTITION in app(question(), Context(1, 7, {}, RecordDict(), {})).error.reason

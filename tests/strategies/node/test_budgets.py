@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from flwr.app import Error
@@ -50,6 +51,25 @@ def test_a_node_that_falls_out_is_named_and_the_quorum_decides(spent):
     assert spent.lines == [
         f"n1 can make {fits - 1} of the {fits} releases that this run may ask it for: it is left out from then on"
     ]
+
+
+def test_a_spent_node_says_that_nothing_is_left_and_which_budget_the_run_would_take(spent):
+    fits = 1
+    while _carried(spent, fits):
+        fits += 1
+    for client, folder in enumerate(spent.folders):
+        for round_ in range(1, fits + 1):
+            ask(folder, client=client, round=round_)
+    with pytest.raises(ConfigError) as error:
+        spent.grid().require(need(10))
+    said = re.search(
+        r"^too few nodes accept this run: n0 refuses it \(its budget has nothing left for such a run: 10 more releases "
+        r"would bring its epsilon from (\S+) to (\S+); its policy allows 4.8 at delta 1e-05 over its data set's life\)"
+        r".*Nothing has been spent; change the recipe, or ask the nodes' operators to change their policies$",
+        str(error.value),
+    )
+    assert said
+    assert 3 < float(said[1]) <= 4.8 < float(said[2]) < 10
 
 
 def _carried(federation, releases) -> bool:
