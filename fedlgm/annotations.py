@@ -17,6 +17,7 @@ _WORDS = {
     "bool": "True or False",
     "NoneType": "None",
     "Callable": "a function",
+    "Mapping": "a dict",
     "ndarray": "a NumPy array",
     "Tensor": "a tensor",
     "Module": "an nn.Module",

@@ -272,10 +272,11 @@ def named_arguments(function: F) -> F:
         owner = function.__qualname__.removesuffix(".__init__")
         if unfit:
             raise ArgumentError(f"{owner}: {'; '.join(unfit)}")
-        taken = {key: p.kind for key, p in parameters_of(function).items() if p.kind in _NAMED and key not in _OWNER}
-        named = ", ".join(key for key, kind in taken.items() if kind is inspect.Parameter.KEYWORD_ONLY)
-        placed = ", ".join(key for key, kind in taken.items() if kind is not inspect.Parameter.KEYWORD_ONLY)
-        raise ConfigError(f"{owner}: {wrong}; it takes {placed}{', and by name ' if placed and named else ''}{named}")
+        kinds = {key: p.kind for key, p in parameters_of(function).items() if p.kind in _NAMED and key not in _OWNER}
+        named = ", ".join(key for key, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY)
+        placed = ", ".join(key for key, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY)
+        taken = ", and by name ".join(filter(None, (placed, named))) or "none"
+        raise ConfigError(f"{owner}: {wrong}; it takes {taken}")
 
     return called  # type: ignore[return-value]
 

@@ -9,12 +9,12 @@ import sqlite3
 import stat
 import threading
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, RunError
 
 PRIVATE = 0o600
 """Mode of a file that nobody but its owner may read."""
@@ -110,6 +110,25 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
     finally:
         partial.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
+    """Write a user's file completely or not at all.
+
+    Args:
+        target: the file.
+        save: writes a file of the given path, whose suffix may be another.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    if not target.parent.is_dir():
+        raise RunError(f"cannot write {target}: there is no folder {target.parent}; create it first")
+    try:
+        with replacing(target, PUBLIC, shared=True) as partial:
+            save(partial)
+    except Exception as error:  # safetensors, zip files and the system each have errors of their own
+        raise RunError(f"cannot write {target}: {error}") from error
 
 
 @contextmanager

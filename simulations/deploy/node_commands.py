@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, Notice
 from fedlgm.node_protocol import printable
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from simulations.deploy.rows import NodeLedgerReport
@@ -77,6 +78,8 @@ def init(
         values |= {"class_names": names, "classes": len(names)}
     NodeFolder(folder).check_length()
     made = NodeFolder.create(folder, values, test_seed=test_seed)
+    if kind != "loader" and data is not None and not data.exists():
+        warnings.warn(Notice(f"{data} is not there yet; `fedlgm node serve {folder}` needs it"), stacklevel=2)
     if as_json:
         print_json({"folder": str(folder), **made.public()})
         return

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -16,7 +15,7 @@ from fedlgm import inputs, models
 from fedlgm.data.dataset import as_numbers
 from fedlgm.errors import ConfigError, RunError, check_known
 from fedlgm.extension import is_object
-from fedlgm.files import PUBLIC, replacing
+from fedlgm.files import write_whole
 from fedlgm.layers import LayerTable
 from simulations.config.assembly import Assembly
 from simulations.config.fingerprints import fixed_digest
@@ -140,10 +139,10 @@ def export(
     kept = models.original(module).state_dict()
     state = {name: tensor.detach().clone().contiguous() for name, tensor in kept.items()}
     if format == "safetensors":
-        _write(target, lambda path: save_file(state, path, metadata=texts(told)))
+        write_whole(target, lambda path: save_file(state, path, metadata=texts(told)))
     elif format == "pt":
         beside = target.with_suffix(".json")
-        _write(target, lambda path: torch.save(state, path))
+        write_whole(target, lambda path: torch.save(state, path))
         strict_json.write(beside, told)
     else:
         _write_onnx(target, module, _example(Path(run)) if example is None else example, told)
@@ -220,15 +219,4 @@ def _write_onnx(target: Path, module: nn.Module, example: inputs.Arrays, told: M
         raise RunError(f"PyTorch cannot express {type(module).__name__} as ONNX: {reason}") from error
     assert program is not None
     program.model.metadata_props.update(texts(told))
-    _write(target, lambda path: program.save(str(path), external_data=False))
-
-
-def _write(target: Path, save: Callable[[Path], Any]) -> None:
-    """Write a file completely or not at all."""
-    if not target.parent.is_dir():
-        raise RunError(f"cannot write {target}: there is no folder {target.parent}; create it first")
-    try:
-        with replacing(target, PUBLIC, shared=True) as partial:
-            save(partial)
-    except Exception as error:  # safetensors, zip files and the system each have errors of their own
-        raise RunError(f"cannot write {target}: {error}") from error
+    write_whole(target, lambda path: program.save(str(path), external_data=False))

@@ -28,7 +28,9 @@ def study(
     ] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option("--grid", help="key=value,value: mechanism, or any key of the recipe; repeat."),
+        typer.Option(
+            "--grid", help="key=value,value: mechanism, or any key of the recipe; instead of the study's; repeat."
+        ),
     ] = None,
     search: Annotated[
         list[str] | None,

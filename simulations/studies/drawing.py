@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedlgm.errors import ConfigError
+from fedlgm.files import path_of, write_whole
 from simulations.studies import frames
 from simulations.studies.statistics import interval
 
@@ -29,7 +30,7 @@ def draw(
 
     if spread not in ("interval", "std"):
         raise ConfigError(f"spread must be 'interval' or 'std', got {spread!r}")
-    if path is not None and Path(path).suffix.lower() not in _KINDS:
+    if path is not None and path_of("path", path).suffix.lower() not in _KINDS:
         raise ConfigError(f"a picture's file ends in {', '.join(_KINDS)}, got {str(path)!r}")
     frame = study.to_frame()
     several = [key for key in study.keys if key not in ("method", "mechanism", hue) and len(_values(frame, key)) > 1]
@@ -39,8 +40,7 @@ def draw(
             f"no key {over if hue in study.keys else hue!r} in this study; it has {', '.join(study.keys)}"
         )
     data = study.history() if over == "round" else frame
-    if y not in data:
-        raise ConfigError(f"no metric {y!r} in this study; it has {', '.join(frames.metrics_of(frame, study.keys))}")
+    frames.check_metric(data, frames.metrics_of(frame, study.keys), y)
 
     class Shown(Drawn):
         """A figure that a notebook shows without matplotlib's global state."""
@@ -87,7 +87,8 @@ def draw(
     axes.grid(alpha=0.3)
     axes.legend(title=None if hue == "method" else labels.get(hue, hue), fontsize="small")
     if path is not None:
-        figure.savefig(path, dpi=150)
+        file = Path(path)
+        write_whole(file, lambda partial: figure.savefig(partial, dpi=150, format=file.suffix[1:].lower()))
     return figure
 
 

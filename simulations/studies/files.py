@@ -24,13 +24,14 @@ expect = "lower"
 from __future__ import annotations
 
 import tomllib
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedlgm.errors import ConfigError, alternatives, explained
+from fedlgm.errors import ConfigError, Notice, alternatives, explained
 from simulations.config import extends
 from simulations.config.grids import parsed
 from simulations.studies.claims import Claim
@@ -164,7 +165,7 @@ def asked(
 
     Args:
         name: name of the study, or of a recipe if there is a grid.
-        grid: "key=value,value", in addition to the study's.
+        grid: "key=value,value", in addition to the study's; a key that the study has is replaced, with a notice.
         search: "key=value,value", in addition to the study's search.
         overrides: "section.key=value", in addition to the study's changes.
         quick: whether to apply the study's `quick` changes, with one seed.
@@ -181,6 +182,15 @@ def asked(
         found = StudyFile(recipe=name or recipes.DEFAULT)
     else:
         raise ConfigError("a study needs --grid key=value,value, or the name of a bundled one: see fedlgm study --list")
+    for key in axes.keys() & found.grid.keys():
+        kept = ", ".join(f"{other} ({len(values)} values)" for other, values in found.grid.items() if other not in axes)
+        warnings.warn(
+            Notice(
+                f"--grid {key} replaces the study's own {len(found.grid[key])} values of it"
+                + (f"; its other keys stay: {kept}" if kept else "")
+            ),
+            stacklevel=2,
+        )
     changes = found.set | (found.quick if quick else {}) | dict(recipes.settings(overrides))
     return found.model_copy(
         update={

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedlgm import inputs
+from fedlgm.errors import ConfigError
 from fedlgm.tasks import evaluate
 from fedlgm.tasks.own_figures import own_figures
 from simulations.config.assembly import Assembly
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _SPENT = ("epsilon", "claimed_epsilon", "audited_epsilon")
 _ABOUT = ("seed", "status", "reason", *_SPENT, "guarantee", "noise_reproducible", "seconds", "folder")
+_FIGURES = (*_SPENT, "noise_norm", "noise_scale", "seconds")
 _ROUND = ("epsilon", "claimed_epsilon", "noise_norm", "noise_scale", "released")
 
 
@@ -121,6 +123,21 @@ def at(frame: DataFrame, values: Mapping[str, Any]) -> DataFrame:
 def metrics_of(frame: DataFrame, keys: Sequence[str]) -> list[str]:
     """Names of the metrics among the columns of `runs`."""
     return [name for name in frame.columns if name not in (*keys, *_ABOUT)]
+
+
+def check_metric(frame: DataFrame, metrics: Sequence[str], name: Any) -> None:
+    """Refuse the name of a column that holds no figures.
+
+    Args:
+        frame: a study's runs or rounds.
+        metrics: the names to suggest.
+        name: the given name.
+
+    Raises:
+        ConfigError: another name.
+    """
+    if name not in [column for column in frame if column in (*_FIGURES, *metrics)]:
+        raise ConfigError(f"no metric {name!r} in this study; it has {', '.join(metrics)}")
 
 
 def metrics_at(path: Path, own: Own) -> dict[str, float]:

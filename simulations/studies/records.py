@@ -144,7 +144,8 @@ class KeptRecords:
         try:
             kept = strict_json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} is not a study.json that fedlgm study has written: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"{path} is not a study.json that fedlgm study has written: {why}") from error
         lost = {"keys", "headline", "runs"} - (kept.keys() if isinstance(kept, dict) else set())
         if lost:
             raise ConfigError(f"{path} is not a study.json that fedlgm study has written: it has no {min(lost)}")

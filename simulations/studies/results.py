@@ -12,6 +12,7 @@ import numpy as np
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments
+from fedlgm.files import path_of, write_whole
 from fedlgm.privacy.guarantee import caveat_of
 from simulations.studies import frames, joint
 from simulations.studies.records import KeptRecords, Records
@@ -87,16 +88,25 @@ class Study:
         self.folder, self.records = folder, found
 
     @classmethod
+    @named_arguments
     def read(cls, path: Path | str) -> Study:
         """The study of a kept file, for its tables, pictures and tests without the runs.
 
         Args:
-            path: a `study.json`.
+            path: a `study.json`, or the folder that holds it.
 
         Raises:
             ConfigError: the file is of another kind.
         """
-        return cls(Path(path), KeptRecords.read(path))
+        file = path_of("path", path)
+        if file.is_dir():
+            file /= "study.json"
+            if not file.exists():
+                raise ConfigError(
+                    f"{path} has no study.json, which the command fedlgm study writes: to read the runs, repeat the "
+                    f"call of study(..., folder={str(path)!r})"
+                )
+        return cls(file, KeptRecords.read(file))
 
     @property
     def keys(self) -> list[str]:
@@ -122,6 +132,7 @@ class Study:
     def _frame(self) -> DataFrame:
         return self.records.runs
 
+    @named_arguments
     def to_frame(self) -> DataFrame:
         """One row per run, with the method, the grid's keys and all figures.
 
@@ -131,30 +142,40 @@ class Study:
         """
         return self._frame.copy()
 
+    @named_arguments
     def history(self) -> DataFrame:
         """One row per run and round: the keys, seed, round, and the round's public figures."""
         return self.records.rounds
 
-    def table(self, metrics: Sequence[str] | None = None) -> DataFrame:
+    @named_arguments
+    def table(self, metrics: str | Sequence[str] | None = None) -> DataFrame:
         """One row per cell: the keys, n, then mean, 95 % Student interval and standard deviation of each metric.
 
         Args:
-            metrics: names; default: the task's headline and the requested metrics.
+            metrics: a name, or a list of names; default: the task's headline and the requested metrics.
         """
         return frames.cells(self._frame, self.keys, self._metrics(metrics))
 
-    def to_latex(self, path: Path | str | None = None, metrics: Sequence[str] | None = None) -> str:
+    @named_arguments
+    def to_latex(self, path: Path | str | None = None, metrics: str | Sequence[str] | None = None) -> str:
         """The table for a paper (package booktabs): mean and half the 95 % interval, epsilon with its guarantee.
 
         Args:
             path: file to write as well.
             metrics: see `table`.
+
+        Raises:
+            ConfigError: an unknown metric, or another kind of file.
+            RunError: the file cannot be written.
         """
+        if path is not None and path_of("path", path).suffix != ".tex":
+            raise ConfigError(f"the file of a LaTeX table ends in .tex, got {str(path)!r}")
         text = f"% {self._published()}\n" + frames.latex(self.table(metrics), self.keys, self._metrics(metrics))
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            write_whole(Path(path), lambda partial: partial.write_text(text, encoding="utf-8"))
         return text
 
+    @named_arguments
     def plot(
         self,
         path: Path | str | None = None,
@@ -182,6 +203,7 @@ class Study:
 
         return drawing.draw(self, path, x, hue, y or self.headline, spread, labels or {})
 
+    @named_arguments
     def difference(
         self, a: Any, b: Any, metric: str | None = None, at: Mapping[str, Any] | None = None, by: str = "method"
     ) -> StudyDifference:
@@ -205,10 +227,7 @@ class Study:
                 raise ConfigError(
                     f"no {by} {label!r} in this study; it has {', '.join(map(str, dict.fromkeys(known)))}"
                 )
-        if name not in self._frame:
-            raise ConfigError(
-                f"no metric {name!r} in this study; it has {', '.join(frames.metrics_of(self._frame, self.keys))}"
-            )
+        frames.check_metric(self._frame, frames.metrics_of(self._frame, self.keys), name)
         others = self.compared_keys if by == "method" else ["method", *(key for key in self.compared_keys if key != by)]
         return _differences(self._frame, self.records.beside, (by, a, b), name, others, at or {})
 
@@ -224,10 +243,12 @@ class Study:
             raise ConfigError("this study searched nothing: give search={recipe key: values}")
         return self.records.search.copy()
 
-    def _metrics(self, wanted: Sequence[str] | None) -> list[str]:
+    def _metrics(self, wanted: str | Sequence[str] | None) -> list[str]:
         known = frames.metrics_of(self._frame, self.keys)
         if wanted is None:
             wanted = [name for name in self.records.shown if name in known]
+        elif isinstance(wanted, str):
+            wanted = [wanted]
         unknown = [name for name in wanted if name not in known]
         if unknown:
             raise ConfigError(f"no metric {unknown[0]!r} in this study; it has {', '.join(known)}")
@@ -261,9 +282,12 @@ def _differences(
 ) -> StudyDifference:
     import pandas as pd
 
-    unknown = [key for key in at if key not in own]
-    if unknown:
-        raise ConfigError(f"at: {unknown[0]!r} is not a key of the grid; it has {', '.join(own) or 'no other'}")
+    for key, value in at.items():
+        if key not in own:
+            raise ConfigError(f"at: {key!r} is not a key of the grid; it has {', '.join(own) or 'no other'}")
+        known = [cell[key] for cell in frames.cells_of(frame, [key], {})]
+        if frames.name_of(value) not in map(frames.name_of, known):
+            raise ConfigError(f"at: no {key} = {value!r} in this study; it has {', '.join(map(str, known))}")
     rows, pairs = [], []
     for cell in frames.cells_of(frame, own, at):
         found = paired(frame, cell, sides, metric)

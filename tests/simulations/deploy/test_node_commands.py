@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from clients.node.folder import NodeFolder
-from fedlgm.errors import ConfigError, LedgerError, RunError
+from fedlgm.errors import ConfigError, LedgerError, Notice, RunError
 from simulations.deploy.node_commands import app
 from tests.support import nodes
 from tests.support.nodes import ask, make_node, served
@@ -25,6 +25,8 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
     from PIL import Image
 
     np.savez(tmp_path / "d.npz", x=np.zeros((2, 3)), y=np.zeros(2))
+    for name in ("x-ubyte", "d.parquet"):
+        (tmp_path / name).touch()
     for name in ("benign", "malignant"):
         (tmp_path / "scans" / name).mkdir(parents=True)
         Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "scans" / name / "a.png")
@@ -53,6 +55,11 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
     said = run("init", tmp_path / "again", "--json")
     assert json.loads(said.stdout)["service_key"] == NodeFolder(tmp_path / "again").public()["service_key"]
     assert isinstance(run("init", tmp_path / "again").exception, RunError)
+
+
+def test_data_that_is_not_there_yet_is_said(tmp_path):
+    with pytest.warns(Notice, match=r"nothere\.npz is not there yet; `fedlgm node serve .*node` needs it"):
+        assert run("init", tmp_path / "node", "--data", tmp_path / "nothere.npz").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedlgm.errors import Notice
 from simulations.studies import files
 from simulations.studies.jobs import grid_jobs
 from simulations.studies.study import base_of
@@ -40,7 +41,8 @@ def test_a_grid_on_the_command_line_replaces_that_of_a_study_and_not_its_recipe(
     small = tmp_path / "small.toml"
     small.write_text('recipe = "digits"\n[grid]\nmechanism = ["uniform"]\n"privacy.epsilon" = [8.0, 2.0]\n')
     for study in (str(small), "004-table-2"):
-        asked = files.asked(study, ["privacy.epsilon=1.0"], (), ())
+        with pytest.warns(Notice, match=r"--grid privacy.epsilon replaces the study's own . values of it; its other"):
+            asked = files.asked(study, ["privacy.epsilon=1.0"], (), ())
         assert (asked.recipe, asked.grid) == (
             files.load(study).recipe, files.load(study).grid | {"privacy.epsilon": [1.0]},
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 
 import simulations
 from fedlgm import mechanisms
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, FedlgmError
 from simulations import launch
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
@@ -265,6 +266,44 @@ def test_latex_and_pictures(finished: Study, tmp_path: Path) -> None:
     for wrong in ({"x": "epsilon"}, {"y": "f1"}, {"spread": "range"}, {"hue": "colour"}, {"path": "a.gif"}):
         with pytest.raises(ConfigError):
             finished.plot(**{"path": tmp_path / "b.png"} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda study: study.to_frame("accuracy"), "Study.to_frame: too many positional arguments; it takes none"),
+        (lambda study: study.table(3), "Study.table: metrics must be a text or a sequence of texts or None, got 3"),
+        (lambda study: study.table("f1"), "no metric 'f1' in this study; it has accuracy, "),
+        (lambda study: study.to_latex("no/t.tex"), "cannot write no/t.tex: there is no folder no; create it first"),
+        (lambda study: study.to_latex("t.docx"), "the file of a LaTeX table ends in .tex, got 't.docx'"),
+        (lambda study: study.plot("no/p.svg"), "cannot write no/p.svg: there is no folder no; create it first"),
+        (lambda study: study.plot(labels=["a"]), "Study.plot: labels must be a dict or None, got ['a']"),
+        (lambda study: study.plot(y="method"), "no metric 'method' in this study; it has accuracy, "),
+        (
+            lambda study: study.difference("uniform"),
+            "Study.difference: missing a required argument: 'b'; it takes a, b",
+        ),
+        (
+            lambda study: study.difference("uniform", "mine", "status"),
+            "no metric 'status' in this study; it has accur",
+        ),
+        (lambda study: study.difference("uniform", "mine", ["auc"]), "no metric ['auc'] in this study; it has accur"),
+        (
+            lambda study: study.difference("uniform", "mine", at={"privacy.epsilon": 3}),
+            "at: no privacy.epsilon = 3 in this study; it has 8.0, 2.0",
+        ),
+        (lambda study: Study.read(study.folder), "study.json, which the command fedlgm study writes: to read the runs"),
+    ],
+)
+def test_a_mistake_with_results_ends_in_one_sentence(
+    finished: Study, make: Callable[[Study], object], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FedlgmError) as error:
+        make(finished)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_differences_are_paired_and_adjusted_for_the_number_of_cells(finished: Study) -> None:
