@@ -120,6 +120,12 @@ class DataSet:
         train, test, named = _classes({"training": train, "test": test}, labels)
         train_x, train_y = _pair(train, "training")
         test_x, test_y = _pair(test, "test")
+        columns = [list(getattr(pair[0], "columns", ())) for pair in (train, test)]
+        if columns[0] != columns[1] and all(columns):
+            raise DataError(
+                f"test inputs: the columns {', '.join(map(str, columns[1]))} are not those of the training inputs in "
+                f"their order ({', '.join(map(str, columns[0]))}): give test[train.columns]"
+            )
         for part, y in (("training", train_y), ("test", test_y)):
             if len(y) == 0:
                 raise DataError(f"{part} data: there must be at least one {part} example")
@@ -279,6 +285,8 @@ def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
         got = f"a {type(pair).__name__}" + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
         raise DataError(f"{part} data must be a pair of arrays (inputs, targets), got {got}: give (x, y)")
     x, y = pair
+    if tables.is_table(x) and np.asarray(x).dtype.kind not in "biuf":
+        x = tables.features(x, part)
     arrays: Arrays
     several = "several inputs are a tuple of arrays (a, b), in the order in which the model takes them"
     if isinstance(x, Mapping):
@@ -314,7 +322,7 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
         array = np.asarray(_dense(values) if isinstance(values, torch.Tensor) else values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"{what}: not an array of numbers: {error}") from error
-    if array.ndim == 0 or not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
+    if array.ndim == 0 or array.dtype.kind not in "biufc":
         remedy = ""
         if hasattr(values, "toarray"):
             remedy = "; give a sparse matrix as x.toarray()"

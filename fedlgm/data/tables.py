@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,18 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
         part: (_features(columns, names, part, partial(_column, size=size, channels=channels)), targets[part])
         for part, columns in parts.items()
     }
+
+
+def features(table: Any, part: str) -> np.ndarray:
+    """All columns of a table as features; see `as_arrays`, also for the errors.
+
+    Example:
+        >>> import pandas
+        >>> features(pandas.DataFrame({"age": [52.0], "smokes": [True]}), "training").tolist()
+        [[52.0, 1.0]]
+    """
+    columns = _columns(table, part)
+    return _features(columns, list(columns), part, partial(_column, size=None, channels=3))
 
 
 def _columns(table: Any, part: str) -> _Columns:
@@ -234,6 +247,13 @@ def _column(values: Any, name: str, part: str, *, size: int | None, channels: in
         array = np.asarray([np.asarray(row) for row in values] if lists else values)
     except ValueError as error:
         raise DataError(f"data: column {name!r} of {part!r} holds lists of unequal length") from error
+    if array.dtype == object and all(isinstance(one, Real) for one in array.flat):
+        array = array.astype(np.float64)
+    if array.dtype.kind in "mM":
+        raise DataError(
+            f"data: column {name!r} of {part!r} holds dates or times, not numbers: give days since a public date, as "
+            "(column - date).dt.days"
+        )
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
         kind = "text" if len(values) and isinstance(values[0], str) else f"values of type {array.dtype}"
         raise DataError(

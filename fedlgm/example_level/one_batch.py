@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
 from fedlgm.example_level.scaling import of_style
-from fedlgm.extension import named_arguments
+from fedlgm.extension import named_arguments, users_code
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
 
@@ -47,8 +47,8 @@ def clipped_sum(
         not finite counts as zero.
 
     Raises:
-        ConfigError: bounds are out of range, the numbers of inputs and targets differ, or the module has no gradients
-            per example (BatchNorm in training mode).
+        ConfigError: bounds are out of range, the numbers of inputs and targets differ, the module has no gradients per
+            example (BatchNorm in training mode), or it fails on the batch.
 
     Source: Abadi et al. (CCS 2016), Algorithm 1; Lee and Kifer (PoPETs 2021) and Li et al. (ICLR 2022) for ghost norms.
 
@@ -62,5 +62,6 @@ def clipped_sum(
     (torch.Size([9]), torch.Size([8, 1]))
     """
     scaling = of_style(style, clip, len(layers))
-    result = ExampleGradients(module, layers, task).sum(x, y, scaling)
+    with users_code("clipped_sum", module):
+        result = ExampleGradients(module, layers, task).sum(x, y, scaling)
     return result.total, result.norms

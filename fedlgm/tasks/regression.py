@@ -64,6 +64,15 @@ class Regression(RealTargets):
         check_known("loss", loss, _LOSSES, "task 'regression'")
         self._loss = loss
 
+    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
+        """See `Task`; names of classes are no numbers."""
+        if data.labels is not None:
+            raise ConfigError(
+                f"task 'regression' needs numbers as targets, those of {data.name!r} are names of classes "
+                f"({', '.join(data.labels[:8])}): use the task 'classification'"
+            )
+        super().check_outputs(outputs, targets, data)
+
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """See `Task`."""
         losses = _LOSSES[self._loss](outputs.reshape(targets.shape), targets, reduction="none")

@@ -140,6 +140,34 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "labels as floats": (on(X, Y + 0.0), "y.astype(int)"),
     "three arrays in a part": (run(data={"train": (X, Y, Y), "test": (X, Y)}), "got a tuple of 3: give (x, y)"),
     "inputs alone": (run(data={"train": X, "test": X}), "a pair of arrays (inputs, targets), got a ndarray"),
+    "a frame with a column of text": (
+        on(pd.DataFrame(X).assign(sex="m"), Y), "column 'sex' of 'training' holds text, not numbers: drop it",
+    ),
+    "a frame with dates": (
+        on(pd.DataFrame(X).assign(day=pd.date_range("2020", periods=200)), Y), "'day' of 'training' holds dates",
+    ),
+    "a table with times": (
+        run(data={"train": (t := TABLE.assign(a=pd.to_timedelta(range(200)))), "test": t, "target": "y"}),
+        "column 'a' of 'train' holds dates or times, not numbers: give days since a public date",
+    ),
+    "frames with columns in another order": (
+        run(data={"train": (TABLE[list("abcde")], Y), "test": (TABLE[list("edcba")], Y)}),
+        "test inputs: the columns e, d, c, b, a are not those of the training inputs in their order (a, b, c, d, e)",
+    ),
+    "names as the targets of a regression": (
+        run(
+            task="regression", overrides=SMALL | {"data.partition": "iid"}, model=nn.Linear(5, 1),
+            data={"train": (X, np.where(Y, "a", "b")), "test": (X, np.where(Y, "a", "b"))},
+        ),
+        "needs numbers as targets, those of 'own' are names of classes (a, b): use the task 'classification'",
+    ),
+    "a batch in another precision": (
+        lambda: fedlgm.example_level.clipped_sum(
+            nn.Linear(5, 2), torch.tensor(X[:8]).double(), torch.tensor(Y[:8]), clip=1.0,
+            layers=fedlgm.LayerTable.from_module(nn.Linear(5, 2)),
+        ),
+        "clipped_sum: RuntimeError: mat1 and mat2 must have the same dtype",
+    ),
     "missing values": (on(np.where(X > 2, np.nan, X), Y), "values are NaN or infinite, the first at index"),
     "a sparse matrix": (on(sparse.csr_matrix(X), Y), "x.toarray()"),
     "no test set": (run(data={"train": (X, Y)}), "key 'test' is missing"),
@@ -256,7 +284,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         run(data={"train": TABLE, "test": TABLE.drop(columns="b"), "target": "y"}), "'test' has no column 'b'",
     ),
     "dates": (
-        run(data={"train": TABLE.assign(a=pd.Timestamp("2020-01-01")), "test": TABLE, "target": "y"}), "or convert it",
+        run(data={"train": TABLE.assign(a=pd.Timestamp("2020-01-01")), "test": TABLE, "target": "y"}), "give days",
     ),
     "an optimizer as the model": (run(model=SGD(nn.Linear(5, 2).parameters(), 0.1)), "'SGD' is neither an nn.Module"),
     "layers in a list": (run(model=[nn.Linear(5, 2)]), "'list' is neither an nn.Module"),
