@@ -171,7 +171,7 @@ def exchange(
     except TimeoutError as error:
         raise RunError(f"the release service at {path} did not answer within {timeout:g} s") from error
     except OSError as error:
-        raise RunError(f"the release service at {path} cannot be reached: {error}") from error
+        raise RunError(f"the release service at {path} cannot be reached: {error.strerror or error}") from error
 
 
 def _receive(link: socket.socket, count: int, deadline: float) -> memoryview:

@@ -370,7 +370,8 @@ class NodeLedger:
         try:
             yield
         except (sqlite3.Error, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise LedgerError(f"the ledger {self.path} cannot be used: {error!r}") from error
+            said = error if isinstance(error, sqlite3.Error) else repr(error)
+            raise LedgerError(f"the ledger {self.path} cannot be used: {said}") from error
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

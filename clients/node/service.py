@@ -113,7 +113,7 @@ class Service:
             self.close()
             raise
         self._server_key = protocol.public_key(self.policy.ask.server_key) if self.policy.ask.server_key else None
-        self._failed: str | None = None
+        self._failed: Refusal | None = None
 
     def warm(self) -> None:
         """Make a trial release, which loads the modules that the first release needs and that take seconds to load."""
@@ -303,10 +303,10 @@ class Service:
         if expected is None or not expected.valid(self._signer.public_key()):
             raise Refusal("expect", "the expected position of the ledger was not signed by this service")
         if expected.ledger != self._ledger.identity or self._ledger.head_at(expected.seq) != expected.head:
-            self._failed = "its ledger was rolled back: this service has signed for a later one"
+            self._failed = Refusal("rolled-back", "its ledger was rolled back: this service has signed for a later one")
             self._ledger.rolled_back(expected)
-            _log.error("REFUSING EVERYTHING: %s", self._failed)
-            raise Refusal("rolled-back", self._failed)
+            _log.error("REFUSING EVERYTHING: %s", self._failed.why)
+            raise self._failed
 
     def _position(self) -> Position:
         return Position.signed(self._ledger.identity, self._ledger.seq, self._ledger.head, self._signer)
@@ -369,7 +369,7 @@ class Service:
             Refusal: the question is refused.
         """
         if self._failed is not None:  # perhaps by the question before this one
-            raise Refusal("rolled-back", self._failed)
+            raise self._failed
         if ask.ask not in ("hello", "afford", "release", *STEPS):
             raise Refusal("malformed", "a service answers only hello, afford, release and the steps of a secure sum")
         if ask.ahead is not None and ask.ask not in AHEAD:
@@ -381,9 +381,9 @@ class Service:
                 return self.afford(ask)
             return (self.step if ask.ask in STEPS else self.release)(ask, *self.admit(ask, body))
         except LedgerError as error:
-            self._failed = "its ledger cannot be used; its operator's log says why"
-            _log.error("REFUSING EVERYTHING: %s", error)
-            raise Refusal("ledger", self._failed) from error
+            self._failed = Refusal("ledger", "its ledger cannot be used: see its log, and start it again")
+            _log.error("REFUSING EVERYTHING until it is started again: %s", error)
+            raise self._failed from error
 
     def describe(self) -> None:
         """Log the served node and its spent budget."""

@@ -23,6 +23,11 @@ from fedlgm.node_protocol import pause_after
 
 LONGEST_S = 3.0
 _REPLY_S = 0.05  # between looks for the reply in this process's memory
+_NEVER_CONNECTED = (
+    "this SuperNode ended before it was connected; a SuperLink refuses (401) a key that is not registered, and a "
+    "machine whose clock is more than 5 seconds ahead of the server's or 5 minutes behind"
+)
+"""Flower itself says no more than that it terminated gracefully."""
 _SHARE = 10  # pause after a poll, in times of the poll's own duration
 
 
@@ -30,12 +35,13 @@ class Pauses:
     """A replacement for `time` in Flower's loop, which uses only `sleep`."""
 
     def __init__(self) -> None:
+        self.polled = False  # whether Flower has ever paused, which it does once it is connected
         self._last = time.monotonic()
         self._polling: float | None = None  # when the poll began that is under way
 
     def sleep(self, seconds: float) -> None:
         """Pause. Flower requests three seconds if there was no message, and less while one is being processed."""
-        now = time.monotonic()
+        now, self.polled = time.monotonic(), True
         if seconds < LONGEST_S:
             self._last, self._polling = now, None
             time.sleep(min(seconds, _REPLY_S))
@@ -50,7 +56,12 @@ def main() -> int:
     if why := unsupported("use flower-supernode, which only asks less often"):
         print(f"error: {why}", file=sys.stderr)
         return 2
-    run_supernode(Pauses())
+    pauses = Pauses()
+    try:
+        run_supernode(pauses)
+    finally:
+        if not pauses.polled:
+            print(f"error: {_NEVER_CONNECTED}", file=sys.stderr)
     return 0
 
 

@@ -121,7 +121,7 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         )
     else:
         why = str(answer.get("why"))
-        hint = f"; start it: fedlgm node serve {folder}" if "No such file" in why else ""
+        hint = f"; start it: fedlgm node serve {folder}" if "cannot be reached" in why else ""
         _out.print(f"not answering: {why}{hint}", markup=False)
     if not answer.get("ok"):
         raise typer.Exit(1)

@@ -17,10 +17,10 @@ from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
 from fedlgm.files import write_durably
 from simulations.deploy.flower_cli import Flower
-from simulations.deploy.layout import DeploymentFolder
+from simulations.deploy.layout import DeploymentFolder, Settings
 from simulations.deploy.rows import DeploymentStatus, Hello, NodeStatus, RunState
 from simulations.engines.flower_command import environment, tail
-from simulations.engines.flower_processes import end, started_under, with_children
+from simulations.engines.flower_processes import end, started_under, taken, with_children
 
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
 _STILL_CONNECTED = "[code: 2004]"
@@ -40,9 +40,8 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     started: dict[str, int] = {}  # role: where its log began
     try:
         if "superlink" not in running:
-            if flower.healthy():
-                raise RunError(f"something else answers at {settings.local}: stop it, or change deploy.toml")
             end(started_under(folder.flower_home))  # ServerApps of a SuperLink that died: they still hold their runs
+        _check_ports(settings, running)
         _start(folder, "superlink", running, started)
         _start(folder, "signer", running, started)
         if settings.superlink is not None:
@@ -69,6 +68,22 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         _stop(folder, list(started))
         raise
     say(f"{len(settings.nodes)} nodes are connected to https://{settings.host}:{settings.port}")
+
+
+def _check_ports(settings: Settings, running: Iterable[str]) -> None:
+    """Refuse to start processes whose ports another program has.
+
+    Raises:
+        RunError: one is taken.
+    """
+    ports = {"superlink": int(settings.local.rpartition(":")[2])}
+    ports |= {f"{node.name}-supernode": node.port for node in settings.nodes}
+    for role, port in ports.items():
+        if role not in running and taken(port):
+            raise RunError(
+                f"port {port} of 127.0.0.1, which {role} needs, is in use by another program: stop that program, or "
+                "make the deployment again in another folder, with other ports"
+            )
 
 
 def down(folder: DeploymentFolder) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 import time
@@ -26,6 +27,21 @@ def free_ports(count: int) -> list[int]:
     finally:
         for probe in probes:
             probe.close()
+
+
+def taken(port: int) -> bool:
+    """Whether a program listens on a port of 127.0.0.1.
+
+    >>> taken(free_ports(1)[0])
+    False
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: connections may still be closing
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
 
 
 def answers(superlink: str, context: ssl.SSLContext | None = None) -> bool:

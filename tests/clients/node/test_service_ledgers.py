@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from clients.node.folder import NodeFolder
+from clients.node.ledger import NodeLedger
 from clients.node.row import CLIENT
 from clients.node.service import Service
 from fedlgm.privacy.events import laplace_event
@@ -119,6 +120,26 @@ def test_a_question_that_waits_while_a_rollback_is_found_out_is_refused(tmp_path
         second = pool.submit(ask, folder, round=4)
         assert first.result()[0]["code"] == "rolled-back"
         assert second.result()[0].get("code") == "rolled-back"
+
+
+def test_after_a_full_disk_every_refusal_names_the_ledger_and_the_restart(tmp_path):
+    """Later questions were refused as "rolled-back"."""
+    folder = make_node(tmp_path / "node")
+
+    def full() -> None:
+        def charge(ledger: NodeLedger, *given: object, **more: object) -> None:
+            with ledger._translated():
+                raise sqlite3.OperationalError("database or disk is full")
+
+        NodeLedger.charge = charge
+
+    with NodeProcess(folder, before=full):
+        for round_ in (1, 2):
+            answer = ask(folder, round=round_)[0]
+            assert (answer["code"], answer["why"]) == (
+                "ledger", "its ledger cannot be used: see its log, and start it again",
+            )  # fmt: skip
+    assert rows(folder) == []
 
 
 def test_a_ledger_is_used_by_one_service(node):

@@ -91,3 +91,19 @@ def test_another_version_of_flower_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(flower_private, "version", lambda name: "1.43.0")
     assert supernode.main() == 2
     assert "flower-supernode" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("polled", [False, True])
+def test_a_supernode_that_a_superlink_refuses_says_why(monkeypatch, capsys, polled):
+    """With a clock that is wrong it said "SuperNode terminated gracefully" and nothing else."""
+
+    def ends(pauses: supernode.Pauses) -> None:
+        if polled:
+            pauses.sleep(0)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(supernode, "run_supernode", ends)
+    with pytest.raises(SystemExit):
+        supernode.main()
+    said = capsys.readouterr().err
+    assert ("a key that is not registered, and a machine whose clock" in said) is not polled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def test_a_folder_is_not_made_from_a_mistake(tmp_path, options, words):
 def test_status_and_ledger(tmp_path):
     folder = make_node(tmp_path / "node")
     assert run("status", folder.path).exit_code == 1
+    with socket.socket(socket.AF_UNIX) as killed:  # a service that is killed leaves its socket
+        killed.bind(str(folder.socket))
+    said = run("status", folder.path).stdout
+    assert "cannot be reached: Connection refused; start it: fedlgm node serve" in said
+    folder.socket.unlink()
     with served(folder):
         ask(folder)
         ask(folder, round=2)

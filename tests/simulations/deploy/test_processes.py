@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import psutil
@@ -10,7 +11,8 @@ import pytest
 
 from fedlgm.errors import RunError
 from simulations.deploy import processes
-from simulations.deploy.layout import DeploymentFolder
+from simulations.deploy.layout import DeployedNode, DeploymentFolder, Settings
+from simulations.engines.flower_processes import free_ports
 
 
 @pytest.fixture
@@ -46,3 +48,24 @@ def test_what_was_started_here_and_ended_is_an_error(folder: DeploymentFolder) -
     processes._running(folder)["node0-service"].kill()
     with pytest.raises(RunError, match="node0-service ended"):
         processes._wait(folder, {}, started, "the service", lambda: False)
+
+
+@pytest.mark.parametrize("role", ["superlink", "node1-supernode"])
+def test_a_port_that_another_program_has_is_named_before_anything_starts(
+    folder: DeploymentFolder, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SuperLink's log was printed, fourteen lines of it."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken, free = other.getsockname()[1], free_ports(3)
+        nodes = [DeployedNode(name=f"node{i}", port=free[i]) for i in range(2)]
+        settings = Settings(host="127.0.0.1", port=free[2], nodes=nodes)
+        if role == "superlink":
+            settings = settings.model_copy(update={"port": taken})
+        else:
+            settings = settings.model_copy(update={"nodes": [nodes[0], DeployedNode(name="node1", port=taken)]})
+        monkeypatch.setattr(DeploymentFolder, "settings", lambda folder: settings)
+        with pytest.raises(RunError, match=rf"^port {taken} of 127\.0\.0\.1, which {role} needs, is in use by another"):
+            processes.up(folder)
+    assert not folder.processes_file.exists() or json.loads(folder.processes_file.read_text()) == {}
