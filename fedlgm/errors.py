@@ -22,6 +22,10 @@ class ConfigError(FedlgmError, ValueError):
     """A recipe key, an option or an argument that cannot be used."""
 
 
+class ArgumentError(ConfigError):
+    """An argument whose type contradicts the function's annotation; the outermost such function names it."""
+
+
 def check_positive(owner: str = "", /, **values: Any) -> None:
     """Refuse values that are not finite numbers above zero.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedlgm.annotations import mistyped, with_article
-from fedlgm.errors import ConfigError, FedlgmError, alternatives, out_of_memory
+from fedlgm.errors import ArgumentError, ConfigError, FedlgmError, alternatives, out_of_memory
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -235,10 +235,6 @@ def misfit(function: Any, *arguments: Any, **options: Any) -> str:
     return ""
 
 
-class ArgumentError(ConfigError):
-    """An argument whose type contradicts the function's annotation; the outermost such function names it."""
-
-
 def named_arguments(function: F) -> F:
     """Let a public function or class refuse arguments that it does not take, and name those that it takes.
 
@@ -252,7 +248,7 @@ def named_arguments(function: F) -> F:
     fedlgm.errors.ConfigError: train: too many positional arguments; it takes model, and by name lr
     >>> train("mlp", lr="0.1")
     Traceback (most recent call last):
-    fedlgm.errors.ConfigError: train: lr must be a number, got '0.1'
+    fedlgm.errors.ArgumentError: train: lr must be a number, got '0.1'
     """
     if isinstance(function, type):
         function.__init__ = named_arguments(function.__init__)  # type: ignore[misc]

@@ -182,7 +182,9 @@ def _wait(
         for role in [one for one in dict.fromkeys((*found, *started)) if one not in running]:
             if role in started:  # another role was found running, but was about to end
                 if not role.endswith("-supernode") or _STILL_CONNECTED not in _said(folder, role, started[role]):
-                    raise RunError(f"{role} ended:\n{tail(_said(folder, role, 0))}")
+                    said = tail(_said(folder, role, 0))
+                    last = said.rpartition("\n")[2]  # of fedlgm's own processes
+                    raise RunError(f"{role} ended:" + (f" {last[7:]}" if last.startswith("error: ") else f"\n{said}"))
                 time.sleep(_AGAIN_S)
             _start(folder, role, running, started)
         if time.monotonic() > deadline:

@@ -46,7 +46,8 @@ def test_what_was_started_here_and_ended_is_an_error(folder: DeploymentFolder) -
     started: dict[str, int] = {}
     processes._start(folder, "node0-service", {}, started)
     processes._running(folder)["node0-service"].kill()
-    with pytest.raises(RunError, match="node0-service ended"):
+    (folder.logs / "node0-service.log").write_text("started\nerror: there is no data\n")
+    with pytest.raises(RunError, match=r"^node0-service ended: there is no data$"):
         processes._wait(folder, {}, started, "the service", lambda: False)
 
 
