@@ -86,6 +86,8 @@ class Task(ABC):
     def check(self, module: nn.Module, data: DataSet) -> None:
         """Refuse a model whose outputs the task cannot compare with the targets, using two test examples.
 
+        Whole numbers are tokens: a model also has to take the rows with the smallest and largest ones of both parts.
+
         Raises:
             ConfigError: the model refuses the inputs or gives unsuitable outputs, the task's loss has no gradient, or
                 its metrics lack "loss" or the headline.
@@ -102,6 +104,12 @@ class Task(ABC):
             try:
                 with users_code(f"the model does not take a batch of the data {data.name!r}, {shapes}{hint}", module):
                     outputs = inputs.call(module.eval(), inputs.to(x, device))
+                for part, held in (("training", data.train_x), ("test", data.test_x)) if whole else ():
+                    rows, least, most = _extremes(held)
+                    label = f"the model does not take the {part} tokens of {data.name!r}, {least} to {most}"
+                    with users_code(label, module):
+                        if rows:
+                            inputs.call(module, inputs.to(inputs.tensors(inputs.take(held, rows)), device))
             finally:
                 module.train(training)
             if not isinstance(outputs, Tensor):
@@ -270,3 +278,12 @@ def require_finite(y: np.ndarray, part: str) -> None:
             f"{len(where)} of the {part} targets are NaN or infinite, the first at index {tuple(where[0].tolist())}: "
             "remove or replace those examples"
         )
+
+
+def _extremes(x: inputs.Arrays) -> tuple[list[int], int, int]:
+    """Rows with the smallest and largest whole numbers of inputs, and these numbers."""
+    whole = [part.reshape(len(part), -1) for part in (x if isinstance(x, tuple) else (x,)) if part.dtype == np.int64]
+    held = [part for part in whole if part.size]
+    rows = {int(find(part)) // part.shape[1] for part in held for find in (np.argmin, np.argmax)}
+    least, most = min((part.min() for part in held), default=0), max((part.max() for part in held), default=0)
+    return sorted(rows), int(least), int(most)

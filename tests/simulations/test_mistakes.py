@@ -35,6 +35,7 @@ X = np.random.default_rng(0).standard_normal((200, 5)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(int)
 TABLE = pd.DataFrame(X, columns=list("abcde")).assign(y=Y)
 TEXTS = pd.DataFrame({"text": ["a b"] * 200, "y": Y})
+LATE = np.where(np.arange(600).reshape(200, 3) == 500, 99, 7)
 OWNED = {"train": (X, Y), "test": (X, Y)}
 SMALL = {
     "federation.clients": 10,
@@ -167,6 +168,13 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
             layers=fedlgm.LayerTable.from_module(nn.Linear(5, 2)),
         ),
         "clipped_sum: RuntimeError: mat1 and mat2 must have the same dtype",
+    ),
+    "a token that the model does not know, in a late row": (
+        run(
+            model=nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(12, 2)),
+            data={"train": (LATE, Y), "test": (LATE % 50, Y)},
+        ),
+        "the model does not take the training tokens of 'own', 7 to 99: IndexError: index out of range in self",
     ),
     "missing values": (on(np.where(X > 2, np.nan, X), Y), "values are NaN or infinite, the first at index"),
     "a sparse matrix": (on(sparse.csr_matrix(X), Y), "x.toarray()"),
