@@ -37,8 +37,9 @@ ONE = ["federation.sampling=fixed", "federation.cohort=1", "federation.rate=none
 CASES: dict[str, tuple[str, list[str]]] = {
     "correlated-digits": ("correlated-digits", []),
     "correlated-fashion-mnist": ("correlated-fashion-mnist", []),
-    "example-level-federation": ("example-level-federation", ["training.kernel=auto"]),
-    "ten-hospitals": ("ten-hospitals", ["training.kernel=auto"]),
+    "example-level-federation": ("example-level-federation", []),
+    "example-level-federation, compiled kernel": ("example-level-federation", ["training.kernel=auto"]),
+    "ten-hospitals": ("ten-hospitals", []),
     "ladp-fashion-mnist": ("ladp-fashion-mnist", []),
     "ladp-fashion-mnist-published": ("ladp-fashion-mnist-published", []),
     "digits, one client a round": ("digits", ONE),
