@@ -409,7 +409,7 @@ def test_a_relay_that_alters_answers_loses_its_node_alone(federation):
         ("min_cohort = 5", "min_cohort = 6", {}, "takes part in sums of min_cohort = 6"),
         ("max_colluders = 1", "max_colluders = 2", {}, "this node wants max_colluders = 2"),
         ('trust = ["distributed"]', 'trust = ["local"]', {}, "a plan for distributed trust; allowed: local"),
-        ("epsilon = 8.0", "epsilon = 0.1", {}, "0 of the 10 releases"),
+        ("epsilon = 8.0", "epsilon = 0.1", {}, "nothing left for such a run: 10 more releases would bring"),
     ],
 )  # fmt: skip
 def test_what_a_policy_does_not_allow_is_said_before_anything_is_charged(federation, old, new, options, why):
