@@ -21,7 +21,7 @@ def test_the_page_is_what_the_kept_files_give() -> None:
 def test_a_kept_file_is_an_outcome_of_its_study(name: str) -> None:
     kept, asked = studies.kept()[name], files.load(name)
     assert (kept["study"], kept["recipe"]) == (name, asked.recipe)
-    assert kept["grid"]["mechanism"] == asked.grid["mechanism"]
+    assert all(method in asked.grid["mechanism"] for method in kept["grid"]["mechanism"])  # those of its claims, or all
     frame = Study.read(studies.KEPT / f"{name}.json").to_frame()
     assert frame["seed"].nunique() >= 3
     assert (frame["status"] == "finished").all()
