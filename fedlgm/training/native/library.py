@@ -40,7 +40,7 @@ _FLAGS: dict[InstructionSet, tuple[str, ...]] = {
 _LONGEST = 300  # seconds of a compilation
 _FAILED = ".failed"  # ends the name of the record of a compiler that failed
 _PART = ".part"  # ends the name of a kernel that is being compiled
-_ANSWER = "c3d273dc3f3c8e36b0e4a0de54395c65"  # of `answer`, on every machine
+_ANSWER = "dce72a06152649bda558e8ec80479dae"  # of `answer`, on every machine
 
 
 def instruction_set() -> InstructionSet | None:
@@ -237,6 +237,6 @@ def answer(made: ctypes.CDLL) -> str:
         digest.update(update.numpy().tobytes())
     examples = Examples(made, ops, torch.arange(len(ops)).repeat(2, 1).T.contiguous() % 2, 2, 7)
     sums = examples.sums()
-    examples.add(examples.measure(x, y, 0, model, 2).sqrt(), sums)
+    examples.add(examples.measure(x, y, 0, model, 2), sums)
     digest.update(examples.unpacked(sums, 868).numpy().tobytes())
     return digest.hexdigest()[:32]
