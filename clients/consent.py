@@ -34,7 +34,6 @@ class Consent:
             allowed.
         protected: whether the recipe's own mechanism is private; published variants that are not private promise
             nothing.
-            nothing.
         family: law of the recipe's noise; multipliers of different laws cannot be compared.
         bounded_by: party that bounds the client's contribution according to the recipe.
         allowance: largest total cost, in releases at the run's noise multiplier (see `Mechanism.costs`); by default

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from clients.consent import Agreed, Consent
 from clients.layerwise import asked_of, place_reply, reply_with
-from clients.replying import ReplyingApp
+from clients.replying import ReplyingApp, quiet
 from clients.serving import OneClient
 from fedlgm import wire
 from fedlgm.client_release import Asked, Contributions, client_release
@@ -30,7 +30,6 @@ from fedlgm.models.arrays import of_arrays
 
 Next = Callable[[Message, Context], Message]
 _OWN_STATE = (wire.SECRET, wire.RELEASES)
-_FAILED = "this client's app failed: the log of its node says why"
 
 
 @named_arguments
@@ -87,9 +86,9 @@ class PrivateUpdates:
         """The app's update [D].
 
         Raises:
-            RunError: the app failed, or returned something else than the model's parameters; see `_quiet`.
+            RunError: the app failed, or returned something else than the model's parameters; see `quiet`.
         """
-        with _quiet(), _apart(context) as seen:
+        with quiet("app"), _apart(context) as seen:
             reply = call_next(self._as_the_app_knows_it(message, model), seen)
             if not isinstance(reply, Message):
                 raise ConfigError(f"the ClientApp must return a Message, got {type(reply).__name__}")
@@ -133,19 +132,6 @@ class PrivateUpdates:
                 raise ConfigError(f"the ClientApp must return {slot.name!r} of shape {slot.shape}, got {shape}")
             parts.append(value.detach().reshape(-1).to(torch.float32))
         return torch.cat(parts)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the texts of the app's errors, and of errors in what it returns, on the node: they may quote private data.
-
-    Raises:
-        RunError: of any error. Flower sends this error's text to the server and writes its cause to this node's log.
-    """
-    try:
-        yield
-    except Exception as error:
-        raise RunError(_FAILED) from error
 
 
 @contextmanager
@@ -213,7 +199,7 @@ class PrivateClientApp(ReplyingApp):
         def decorator(function: Callable[[Context], Iterator[None]]) -> Callable[[Context], Iterator[None]]:
             @wraps(function)
             def own(context: Context) -> Iterator[None]:
-                with _quiet():
+                with quiet("app"):
                     yield from function(context)
 
             super(PrivateClientApp, self).lifespan()(own)

@@ -1,14 +1,16 @@
-"""A ClientApp that answers a refusal with one sentence."""
+"""What the server learns of a client's errors: a refusal in one sentence, and of any other error that it happened."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from clients.flower_private import failed_reply
-from fedlgm.errors import FedlgmError
+from fedlgm.errors import FedlgmError, RunError
 
 _log = logging.getLogger("fedlgm.client")
 
@@ -32,3 +34,29 @@ class ReplyingApp(ClientApp):
         except FedlgmError as error:
             _log.error("%s", error, exc_info=error.__cause__)
             return failed_reply(message, str(error))
+
+
+@contextmanager
+def quiet(what: str, *kept: type[Exception]) -> Iterator[None]:
+    """Keep the texts of errors on the node, because they may quote private data.
+
+    Args:
+        what: the part of the client that may fail, for the message.
+        kept: kinds of errors that pass unchanged.
+
+    Raises:
+        RunError: any other error was raised. Flower sends this error's text to the server and writes its cause to the
+            node's log.
+
+    Example:
+        >>> with quiet("training"):
+        ...     raise ValueError("patient 4711 has no date of birth")
+        Traceback (most recent call last):
+        fedlgm.errors.RunError: this client's training failed: the log of its node says why
+    """
+    try:
+        yield
+    except kept:
+        raise
+    except Exception as error:
+        raise RunError(f"this client's {what} failed: the log of its node says why") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.engine import ClippedSum
 from fedlgm.example_level.norms import norm_of
+from fedlgm.example_level.rules.base import all_finite
 from fedlgm.example_level.scaling import Scaling, one_by_one
 from fedlgm.layers import LayerTable
 from fedlgm.models.built import Built
@@ -83,10 +83,8 @@ class NativeExampleGradients:
             examples.add(_factors(scaling, norms), sums)
             found.append(norms)
         total = examples.unpacked(sums, program.parameters)
-        norms = (
-            found[0] if len(found) == 1 else torch.cat([torch.zeros(0, len(self._layers), dtype=sums.dtype), *found])
-        )
-        return ClippedSum(total, norms, 0 if _finite(norms) else int((~norms.isfinite()).any(dim=1).sum()))
+        norms = torch.cat(found)
+        return ClippedSum(total, norms, int((~norms.isfinite()).any(dim=1).sum()))
 
     def _program(self, shape: tuple[int, ...]) -> tuple[Program, call.Examples, int]:
         """For inputs of a shape: the program, the kernel's memory, and the examples of a block."""
@@ -101,13 +99,9 @@ class NativeExampleGradients:
         return self._known[1:]
 
 
-def _finite(norms: Tensor) -> bool:
-    return math.isfinite(float(norms.sum()))  # squares of float32 numbers are far from the largest float64
-
-
 def _factors(scaling: Scaling, norms: Tensor) -> Tensor:
     """Factors of the norms [n, K]; zero for an example with one that is not finite."""
-    if _finite(norms):
+    if all_finite(norms):
         return scaling.factors(norms)
     counted = norms.isfinite().all(dim=1, keepdim=True)
     return torch.where(counted, scaling.factors(torch.where(counted, norms, 0.0)), 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from typing import Literal
 
 import numpy as np
 import torch
@@ -44,7 +43,7 @@ class ExampleTrainer:
         device: device of the training.
         task: losses per example; None is classification.
         exact_sums: see `ExampleGradients`.
-        kernel: "native" for the compiled kernel (`NativeExampleGradients`), which knows plain stacks of layers.
+        native: whether the compiled kernel sums (`NativeExampleGradients`), which knows plain stacks of layers.
 
     Raises:
         ConfigError: the mechanism bounds whole clients, the module has no gradients per example, or there is no kernel.
@@ -68,7 +67,7 @@ class ExampleTrainer:
         device: torch.device | str = "cpu",
         task: ExampleLosses | None = None,
         exact_sums: bool = False,
-        kernel: Literal["native"] | None = None,
+        native: bool = False,
     ) -> None:
         if not isinstance(mechanism, BoundsExamples):
             raise ConfigError(
@@ -81,7 +80,7 @@ class ExampleTrainer:
         self.weights = layers.bind_(self._module.train())
         self._task: ExampleLosses = task if task is not None else tasks.get()
         self._gradients: SumsExamples
-        if kernel == "native":
+        if native:
             self._gradients = NativeExampleGradients(self._module, layers, self._task, self.weights)
         else:
             self._gradients = ExampleGradients(self._module, layers, self._task, exact_sums=exact_sums)

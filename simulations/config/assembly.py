@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -361,11 +361,10 @@ class Assembly:
     def example_trainer(self, module: nn.Module) -> ExampleTrainer:
         """A new trainer that bounds examples, in this module."""
         section = self.recipe.training
-        kernel: Literal["native"] | None = "native" if section.kernel == "native" else None
-        if kernel:
+        exact, native = bool(section.exact_sums), section.kernel == "native"
+        if native:
             Program.of(module, self.layers, tuple(self.outline.shape), self.task)
-        exact = bool(section.exact_sums)
-        return ExampleTrainer(module, self.layers, self.mechanism, self.device, self.task, exact, kernel)
+        return ExampleTrainer(module, self.layers, self.mechanism, self.device, self.task, exact, native)
 
     def consent(self) -> Consent | None:
         """The consent of clients under local trust."""

@@ -64,13 +64,12 @@ class Recipe(Section):
     run: Run = Run()
     distributed: Distributed | None = None
     deployment: Deployment | None = None
+    risk: Risk | None = None
 
     def __init__(self, *names: Any, **sections: Any) -> None:
         if names:
             raise ConfigError("a Recipe takes its sections by name; load_recipe('digits') reads a recipe by its name")
         super().__init__(**sections)
-
-    risk: Risk | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:

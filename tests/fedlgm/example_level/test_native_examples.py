@@ -166,10 +166,10 @@ def test_what_the_kernel_does_not_know_is_refused() -> None:
 def test_a_trainer_by_the_kernel_follows_its_weights() -> None:
     mechanism, (x, y), rows = mechanisms.get("dp-sgd", bound=0.5), batch(), torch.arange(9)
     found = []
-    for kernel in (None, "native"):
+    for by_native in (False, True):
         module = dense()
         layers = mechanism.table(LayerTable.from_module(module))
-        trainer = ExampleTrainer(module, layers, mechanism, exact_sums=True, kernel=kernel)
+        trainer = ExampleTrainer(module, layers, mechanism, exact_sums=True, native=by_native)
         plan = mechanism.plan(layers, FACTS, START)
         before = trainer.sum(x, y, rows, plan).values.clone()
         trainer.weights.mul_(0.5)
