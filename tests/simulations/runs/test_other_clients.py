@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 
 from fedlgm.errors import RunError
 from simulations import launch
@@ -36,19 +38,21 @@ def test_a_run_of_real_nodes_is_not_continued_with_simulated_clients(tiny, tmp_p
     nodes = nodes_of(assembly, "clients")
     assert not nodes.simulated
     with pytest.raises(RunError, match=r"no node connected|does not|says that"):
-        serve(LocalGrid(Silent()), assembly, folder, "flower", nodes=nodes)
+        serve(LocalGrid(silent()), assembly, folder, "flower", nodes=nodes)
     with pytest.raises(RunError, match="was run with real nodes: it cannot be continued with simulated clients"):
         launch.resume(folder.path)
     assert not list((folder.path / "checkpoints").iterdir())
 
 
-class Silent:
-    """Nodes that say nothing of themselves."""
+def silent() -> ClientApp:
+    """A node that says nothing about itself."""
+    app = ClientApp()
 
-    def __call__(self, message, context):
-        from flwr.app import Message, RecordDict
-
+    @app.query()
+    def say_nothing(message: Message, context: Context) -> Message:
         return Message(RecordDict(), reply_to=message)
+
+    return app
 
 
 def test_a_simulation_is_not_continued_with_real_nodes(tiny, tmp_path):
@@ -58,7 +62,7 @@ def test_a_simulation_is_not_continued_with_real_nodes(tiny, tmp_path):
     folder = RunFolder.open(tmp_path / "run")
     rows = folder.metrics.path.read_text()
     with pytest.raises(RunError, match="was run with simulated clients: it cannot be continued with real nodes"):
-        serve(LocalGrid(Silent()), assembly, folder, "flower", nodes=OneNodePerClient(wait=0.1))
+        serve(LocalGrid(silent()), assembly, folder, "flower", nodes=OneNodePerClient(wait=0.1))
     assert folder.metrics.path.read_text() == rows
 
 
