@@ -88,6 +88,7 @@ FIXED: dict[str, Mechanism] = {
 LEARNT: dict[str, Mechanism] = {
     "MedClip (stale), uniform": mechanisms.get("uniform", clip="med", norms="stale"),
     "adaptive, weights": mechanisms.get("adaptive", span=8.0),
+    "adaptive, weights, span 2": mechanisms.get("adaptive", span=2.0),
     "adaptive, weights, memory 0": mechanisms.get("adaptive", memory=0.0, span=8.0),
     "adaptive, weights, memory 1": mechanisms.get("adaptive", memory=1.0, span=8.0),
     "adaptive, updates": Updates("updates"),
@@ -100,7 +101,7 @@ SPLITS: dict[str, Mechanism] = {
 }
 
 
-FOLLOWED = (*FIXED, "adaptive, weights")
+FOLLOWED = (*FIXED, "adaptive, weights", "adaptive, weights, span 2")
 """Methods that are compared on all seeds; the others have the first five, splits the first four."""
 
 
@@ -273,8 +274,9 @@ def all_tasks(kept: Kept) -> str:
         cells = found(kept, name)
         label = f"digits, {len(task.hidden) + 1} layers"
         best = best_of(cells, FIXED)
-        if best and "adaptive, weights" in cells:
-            add(label, cells["adaptive, weights"], best, cells[best])
+        for method, note in {"adaptive, weights": "", "adaptive, weights, span 2": "; span 2"}.items():
+            if best and method in cells:
+                add(label + note, cells[method], best, cells[best])
     others = Kept(noise_and_split.KEPT)
     for name, other in noise_and_split.TASKS.items():
         by_noise = noise_and_split.found(others, name)
