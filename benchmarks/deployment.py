@@ -7,6 +7,8 @@ processor time that a message takes on the node (Flower: its ClientApp process; 
 the wire as Flower counts them, and the ledger's time per charge.
 
 With `--distributed`: secure sums beside local trust, on the same ten nodes in turn; a network of 26,010 parameters.
+With `--as-simulated`: a run of the recipe `distributed-digits` on thirty real nodes whose noise has the simulation's
+seed, beside the simulation; and the memory of each kind of process.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import psutil
 from clients.node.ledger import NodeLedger
 from clients.node.row import CLIENT
 from fedlgm.privacy.events import gaussian_event
+from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.deploy import processes, submit
@@ -285,6 +288,44 @@ def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[
     }  # fmt: skip
 
 
+def as_simulated(nodes: int, rounds: int, overrides: list[str]) -> dict[str, Any]:
+    """Whether real nodes and the simulation give one model under distributed trust, and the memory of the processes."""
+    usual = [f"federation.rounds={rounds}", f"privacy.max_participations={rounds}", f"federation.clients={nodes}"]
+    recipe = recipes.load("distributed-digits", [*usual, *overrides])
+    figures = ("model_sha256", "accuracy", "epsilon", "readers_epsilon")
+    with tempfile.TemporaryDirectory(prefix="fedlgm-bench-") as place:
+        policy = {"trust": ["distributed"]}
+        folder = create(Path(place) / "lab", nodes, example=recipe, policy=policy, test_seed=recipe.run.seed)
+        try:
+            processes.up(folder, lambda line: print(line, file=sys.stderr, flush=True))
+            memory = _memory(folder)
+            stamps = [time.time()]
+
+            def say(line: str) -> None:
+                print(line, file=sys.stderr, flush=True)
+                if line.startswith("round "):
+                    stamps.append(time.time())
+
+            real = submit.run(folder, recipe, fresh=True, say=say)
+        finally:
+            processes.down(folder)
+        simulated = launch.simulate(recipe, engine="local", run_dir=Path(place) / "simulated")
+    both = [{name: dict[str, Any](run)[name] for name in figures} for run in (real, simulated)]
+    return {
+        "nodes": nodes, "rounds": rounds, "real": both[0], "simulated": both[1], "equal": both[0] == both[1],
+        "seconds": np.diff(stamps).tolist(), "megabytes": memory, "load_average": psutil.getloadavg(),
+    }  # fmt: skip
+
+
+def _memory(folder: DeploymentFolder) -> dict[str, float]:
+    """Mean proportional set size of each kind of process and its children, in MB."""
+    found: dict[str, list[float]] = {}
+    for role, (pid, _) in processes._recorded(folder).items():
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        found.setdefault(role.rsplit("-", 1)[-1], []).append(sum(one.memory_full_info().pss for one in family) / 1e6)
+    return {kind: statistics.fmean(sizes) for kind, sizes in found.items()}
+
+
 def _up(folder: DeploymentFolder, name: str) -> None:
     if name == "fedlgm":
         processes.up(folder, lambda line: None)
@@ -299,7 +340,7 @@ def _up(folder: DeploymentFolder, name: str) -> None:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nodes", type=int, help="3; with --resnet18 and --distributed, 10")
+    parser.add_argument("--nodes", type=int, help="3; with --resnet18 and --distributed, 10; with --as-simulated, 30")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument(
@@ -310,8 +351,13 @@ def main() -> None:
         "--resnet18", action="store_true", help="ResNet-18, two examples for each node, instead of a small network"
     )
     parser.add_argument("--distributed", action="store_true", help="distributed beside local trust, ten nodes")
+    parser.add_argument("--as-simulated", action="store_true", help="thirty real nodes beside the simulation")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.as_simulated:
+        found = as_simulated(options.nodes or 30, options.rounds, options.overrides)
+        print(json.dumps(found) if options.json else "one model" if found["equal"] else "different models")
+        return
     if options.distributed:
         found = trusts(options.nodes or 10, options.rounds, options.repeats, options.overrides)
         ratio = f"a round takes {found['round_time_ratio']:.2f} of one under local trust {found['round_time_ratios']}"
