@@ -294,7 +294,7 @@ def as_simulated(nodes: int, rounds: int, overrides: list[str]) -> dict[str, Any
     recipe = recipes.load("distributed-digits", [*usual, *overrides])
     figures = ("model_sha256", "accuracy", "epsilon", "readers_epsilon")
     with tempfile.TemporaryDirectory(prefix="fedlgm-bench-") as place:
-        policy = {"trust": ["distributed"]}
+        policy = {"epsilon": 1e6, "trust": ["distributed"]}
         folder = create(Path(place) / "lab", nodes, example=recipe, policy=policy, test_seed=recipe.run.seed)
         try:
             processes.up(folder, lambda line: print(line, file=sys.stderr, flush=True))

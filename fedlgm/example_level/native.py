@@ -35,7 +35,7 @@ class NativeExampleGradients:
     Args:
         module: the model, float32; a sequence of the layers that `Program.of` lists.
         layers: its layer table; layers may be of any grouping.
-        task: classification, or regression with squared loss.
+        task: classification, regression with squared loss, or binary labels.
         weights: the module's parameters in the order of the table, [D]; read at every sum.
 
     Raises:

@@ -51,7 +51,7 @@ def run(
         y: targets [N] or [N, outputs].
         order: rows of every epoch, int64 [epochs, n].
         batch: examples of a step.
-        loss: 0 for cross-entropy, 1 for the mean squared error.
+        loss: 0 for cross-entropy, 1 for the mean squared error, 2 for binary cross-entropy.
         settings: settings of the optimizer.
         model: parameters [D].
         update: array for the result.
@@ -97,7 +97,7 @@ class Examples:
         Args:
             x: inputs, at most as many as a block holds.
             y: targets [n] or [n, outputs].
-            loss: 0 for cross-entropy, 1 for the mean squared error.
+            loss: 0 for cross-entropy, 1 for the mean squared error, 2 for binary cross-entropy.
             model: parameters [D].
             order: 1 for absolute values, 2 for squares.
         """

@@ -16,7 +16,7 @@
 
 typedef int64_t I;
 enum Kind { CONVOLUTION, MAXIMUM, AVERAGE, SIGMOID, TANH, RELU };
-enum Loss { CROSS_ENTROPY, SQUARED_ERROR };
+enum Loss { CROSS_ENTROPY, SQUARED_ERROR, LOGISTIC };
 
 struct Op {  // as the caller passes it: 15 integers
     I kind, c, h, w, oc, oh, ow, kh, kw, sh, sw, ph, pw, weight, bias;  // the last two: where in the model's vector; bias -1: none
@@ -327,6 +327,14 @@ static void loss_gradient(const Layer& l, I loss, const void* targets, const I* 
         if (loss == SQUARED_ERROR) {
             const float* t = (const float*)targets + rows[i] * k;
             for (I j = 0; j < k; j++) g[j] = 2.0f * (o[j] - t[j]) / (float)(over * k);
+            continue;
+        }
+        if (loss == LOGISTIC) {
+            const float* t = (const float*)targets + rows[i] * k;
+            for (I j = 0; j < k; j += 16) {
+                const int lanes = (int)least(16, k - j);
+                stn(g + j, divide(subtract(sigmoid(ldn(o + j, lanes)), ldn(t + j, lanes)), set((float)(over * k))), lanes);
+            }
             continue;
         }
         float top = o[0], total = 0;

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
-from fedlgm.tasks import Classification, Regression, Task
+from fedlgm.tasks import Binary, Classification, Ranked, Regression, Task
 from fedlgm.training.stack.layers import pair
 from fedlgm.training.stack.model import plain, shares
 
@@ -26,6 +26,8 @@ class _Kind(IntEnum):
     CONVOLUTION, MAXIMUM, AVERAGE, SIGMOID, TANH, RELU = range(6)
 
 
+_LOSSES: tuple[tuple[Task, ...], ...] = (Classification(),), (Regression("squared"),), (Binary(), Ranked())
+"""Tasks of each `Loss` in kernel.cpp."""
 _ACTIVATIONS = {nn.Sigmoid: _Kind.SIGMOID, nn.Tanh: _Kind.TANH, nn.ReLU: _Kind.RELU}
 
 
@@ -56,7 +58,7 @@ class Program:
                 Sigmoid, Tanh and ReLU.
             layers: table of the places of its parameters.
             shape: shape of one input, [C, H, W] or [features].
-            task: classification, or regression with squared loss.
+            task: classification, regression with squared loss, or binary labels.
 
         Raises:
             ConfigError: the kernel does not support the module; the message says what.
@@ -81,8 +83,8 @@ class _UnknownError(Exception):
 
 
 def _loss(task: Task) -> int:
-    for code, known in enumerate((Classification(), Regression("squared"))):
-        if task == known:
+    for code, known in enumerate(_LOSSES):
+        if task in known:
             return code
     raise _UnknownError(f"the loss of task {task!r}")
 

@@ -20,7 +20,7 @@ from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.papers.inid.laplace_sgd import LaplaceSGD
-from fedlgm.tasks import Regression, Task
+from fedlgm.tasks import Binary, Regression, Task
 from fedlgm.training.native import instruction_set, library
 from fedlgm.transcript import Transcript
 
@@ -87,6 +87,13 @@ def test_regression_counts_the_mean_over_outputs() -> None:
     layers, task = LayerTable.from_module(module), Regression("squared")
     reference = ExampleGradients(module, layers, task, exact_sums=True)
     agree(reference.sum(x, y, FlatClip(0.5)), by_kernel(module, layers, task).sum(x, y, FlatClip(0.5)))
+
+
+def test_binary_labels_have_the_sums_of_the_engine() -> None:
+    module, (x, _), y = dense(), batch(), (torch.arange(69).view(23, 3) % 4 == 0).float()
+    layers, task = LayerTable.from_module(module), Binary()
+    reference = ExampleGradients(module, layers, task, exact_sums=True)
+    agree(reference.sum(x, y, FlatClip(0.1)), by_kernel(module, layers, task).sum(x, y, FlatClip(0.1)))
 
 
 def test_bits_depend_neither_on_blocks_nor_on_the_other_examples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedlgm import models
 from fedlgm.errors import ConfigError, DataError, Notice
 from fedlgm.layers import LayerTable
-from fedlgm.tasks import Binary, Classification, Regression, Task
+from fedlgm.tasks import Binary, Classification, Ranked, Regression, Task
 from fedlgm.training import ClientTask, FedProx, LocalTraining, NativeTrainer, SequentialTrainer
 from fedlgm.training.native import Program, instruction_set, library
 from fedlgm.training.native import trainer as module_of_trainer
@@ -119,6 +119,14 @@ def test_any_stack_has_autograds_gradient(
 def test_squared_losses_have_autograds_gradient(activation: type[nn.Module], targets: int) -> None:
     x = data(5, 6)[0]
     agree(nn.Sequential(nn.Linear(6, 7), activation(), nn.Linear(7, targets)), x, torch.randn(5, targets), Regression())
+
+
+@given(labels=st.integers(1, 20), scale=st.sampled_from([1.0, 300.0]))
+@settings(max_examples=10)
+def test_losses_of_binary_labels_have_autograds_gradient(labels: int, scale: float) -> None:
+    x, y = data(5, 6)[0] * scale, (torch.arange(5 * labels).view(5, labels) % 3 == 0).float()
+    agree(nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, labels)), x, y, Binary())
+    agree(nn.Sequential(nn.Linear(6, 1)), x, y[:, 0], Ranked())
 
 
 def test_other_ways_to_stack_have_autograds_gradient() -> None:
@@ -222,9 +230,8 @@ def test_what_the_kernel_does_not_know_is_refused(module: nn.Module, shape: tupl
 def test_other_losses_hooks_and_frozen_parameters_are_refused() -> None:
     module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     layers = LayerTable.from_module(module)
-    for task in (Binary(), Regression("huber")):
-        with pytest.raises(ConfigError, match="the loss of task"):
-            Program.of(module, layers, (4,), task)
+    with pytest.raises(ConfigError, match="the loss of task"):
+        Program.of(module, layers, (4,), Regression("huber"))
     hook = module[0].register_forward_hook(lambda *_: None)
     with pytest.raises(ConfigError, match="without hooks"):
         Program.of(module, layers, (4,), Classification())
