@@ -18,7 +18,7 @@ fedlgm.errors.ConfigError: run.seed: a real node refuses a public seed, ...
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -100,10 +100,8 @@ class LayerwiseClient:
                 server, and this one's may quote private data.
         """
         asked = asked_of(message, self._layers, self._serves)
-        summed = isinstance(self._serves, AnyClient) or self._serves.simulated
-        agreed = Agreed(self._keys, self._consent, context.state, summed=summed)
-        # Refusals quote only the plan and the agreement; of a simulation everything is known.
-        with nullcontext() if summed else quiet("training", PrivacyError):
+        agreed = Agreed(self._keys, self._consent, context.state, summed=self._simulated)
+        with self._training():
             block, notes = client_release(self._contributions, agreed, asked)
         metrics = {wire.CLIENT_COUNT: block.count, wire.DISCARDED: int(block.discarded)}
         arrays = {wire.SUM: block.total.cpu().numpy()}
@@ -114,8 +112,18 @@ class LayerwiseClient:
         """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE variants request them."""
         if self._consent is not None:
             self._consent.check_raw_figures()
-        rows = self._contributions.figures(asked_of(message, self._layers, self._serves), self._keys)
+        asked = asked_of(message, self._layers, self._serves)
+        with self._training():
+            rows = self._contributions.figures(asked, self._keys)
         return reply_with(message, {wire.NORMS: rows}, {wire.CLIENT_COUNT: len(rows)})
+
+    @property
+    def _simulated(self) -> bool:
+        return isinstance(self._serves, AnyClient) or self._serves.simulated
+
+    def _training(self) -> AbstractContextManager[None]:
+        """Keeps errors on a real node, except refusals, which quote only the plan and the agreement."""
+        return nullcontext() if self._simulated else quiet("training", PrivacyError)
 
 
 def place_reply(message: Message, serves: Serving) -> Message:

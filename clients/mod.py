@@ -30,6 +30,7 @@ from fedlgm.models.arrays import of_arrays
 
 Next = Callable[[Message, Context], Message]
 _OWN_STATE = (wire.SECRET, wire.RELEASES)
+_ENDED = object()
 
 
 @named_arguments
@@ -135,14 +136,21 @@ class PrivateUpdates:
 
 
 @contextmanager
-def _apart(context: Context) -> Iterator[Context]:
-    """The context for the app; the mod's own records are no part of its state, whatever the app does with it."""
-    seen, state = copy.copy(context), context.state
-    seen.state = RecordDict({name: record for name, record in state.items() if name not in _OWN_STATE})
+def _apart(context: Context, seen: Context | None = None) -> Iterator[Context]:
+    """The context for the app; the mod's own records are no part of its state, whatever the app does with it.
+
+    Args:
+        context: the node's context, which takes over the app's changes.
+        seen: the app's earlier copy, if the app kept it.
+    """
+    seen, state = copy.copy(context) if seen is None else seen, context.state
+    others = RecordDict({name: record for name, record in state.items() if name not in _OWN_STATE})
+    vars(seen).update(vars(context) | {"state": others})
     yield seen
     for name in [name for name in state if name not in _OWN_STATE]:
         del state[name]
     state.update({name: record for name, record in seen.state.items() if name not in _OWN_STATE})
+    vars(context).update(vars(seen) | {"state": state})
 
 
 class _GivenUpdate(Contributions):
@@ -194,13 +202,20 @@ class PrivateClientApp(ReplyingApp):
         self.query()(private.answer)
 
     def lifespan(self) -> Callable[[Any], Any]:
-        """Flower's decorator; errors stay on the node, as those of the train function do."""
+        """Flower's decorator; errors stay on the node, and the mod's records out of sight, as in the train function."""
 
         def decorator(function: Callable[[Context], Iterator[None]]) -> Callable[[Context], Iterator[None]]:
             @wraps(function)
             def own(context: Context) -> Iterator[None]:
                 with quiet("app"):
-                    yield from function(context)
+                    seen = copy.copy(context)
+                    with _apart(context, seen):
+                        running = iter(function(seen))
+                    while True:
+                        with _apart(context, seen):
+                            if next(running, _ENDED) is _ENDED:
+                                return
+                        yield
 
             super(PrivateClientApp, self).lifespan()(own)
             return function

@@ -175,6 +175,47 @@ def test_the_app_cannot_lose_what_the_client_has_spent(how):
     assert set(context.state) == {wire.SECRET, wire.RELEASES} | kept
 
 
+@pytest.mark.parametrize("how", ["replaces", "clears", "keeps it for later"])
+def test_nor_can_its_lifespan(how):
+    facts = RunFacts(2.0, Sampling("poisson", 4, 1.0), "replace-one", "local", rounds=1)
+    plan = mechanisms.get("uniform").plan(LAYERS, facts, None)
+    context = Context(1, 7, {wire.PARTITION: 2, wire.PARTITIONS: 4}, RecordDict(), {})
+    app = PrivateClientApp(MODEL, consent=Consent(facts))
+    kept, steps = [], []
+
+    @app.lifespan()
+    def lifespan(context: Context):
+        steps.append(set(context.state))
+        if how == "replaces":
+            context.state = RecordDict()
+        elif how == "clears":
+            context.state.clear()
+        context.state["mine"] = ConfigRecord({"rounds": 1})
+        context.helper = "of the app"
+        kept.append(context)
+        yield
+        steps.append((set(context.state), context.helper))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        assert context.helper == "of the app"
+        assert set(context.state) == {"mine"}
+        kept[0].state.clear()
+        context.helper = "of the training"
+        return trained(message)
+
+    def answer(value: float) -> Message:
+        asked = question()
+        asked.content[wire.CONFIG][wire.PLAN] = plan.to_json()
+        asked.content[wire.ARRAYS] = ArrayRecord({wire.MODEL: Array(np.full(LAYERS.size, value, dtype=np.float32))})
+        return app(asked, context)
+
+    assert not answer(0.0).has_error()
+    assert steps == [set(), ({"mine"}, "of the training")]
+    assert set(context.state) == {wire.SECRET, wire.RELEASES, "mine"}
+    assert "made the 1 releases it agreed to" in answer(1.0).error.reason
+
+
 def returns_other_names(message: Message, context: Context) -> Message:
     state = {f"net.{name}": value for name, value in MODEL.state_dict().items()}
     return Message(RecordDict({"arrays": ArrayRecord(state)}), reply_to=message)

@@ -58,14 +58,15 @@ def test_a_node_answers_for_its_own_client_alone(kind, numbers):
         ask(client(OneClient(2, 4)), numbers, kind)
 
 
-def test_why_its_training_fails_stays_on_the_node():
+@pytest.mark.parametrize("kind", ["train", "train.norms"])
+def test_why_its_training_fails_stays_on_the_node(kind):
     """Flower sends the text of an error to the server, and writes its cause to the node's log."""
     with pytest.raises(RunError, match=r"^this client's training failed: the log of its node says why$") as failure:
-        ask(client(OneClient(2, 4), fails=True), [2])
+        ask(client(OneClient(2, 4), fails=True), [2], kind)
     assert "4711" in str(failure.value.__cause__)
     for serves in (AnyClient(), OneClient(2, 4, simulated=True)):  # of a simulation everything is known
         with pytest.raises(ValueError, match="4711"):
-            ask(client(serves, fails=True), [2])
+            ask(client(serves, fails=True), [2], kind)
 
 
 def test_its_own_answer_has_one_clients_norm():
