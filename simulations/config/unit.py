@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from simulations.config.assembly import Assembly
     from simulations.config.recipe import Recipe
 
+_SAME_EXAMPLES = {"pixels", "image_size", "channels", "inputs"}
+"""Keys of [data] that change how an example is read, and not which examples there are or who holds them."""
+
 
 class UnitKind:
     """One unit of protection.
@@ -55,8 +58,7 @@ class UnitKind:
 
     def division(self, recipe: Recipe) -> str:
         """The assignment of examples to units; runs with different assignments have no unit in common."""
-        data = recipe.data
-        return json.dumps([data.partition, data.partition_seed, data.options, recipe.federation.clients])
+        return json.dumps([recipe.data.model_dump(mode="json", exclude=_SAME_EXAMPLES), recipe.federation.clients])
 
     def sampled(self, recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
         """The sampled unit of a round, and the clients' own noisy steps.

@@ -40,7 +40,7 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
         why = f"the runs protect different things ({'; '.join(sorted(protections))}), whose epsilons do not add up"
     elif len({job.recipe.protects.division(job.recipe) for job in done}) > 1:
         who = "user" if any(job.recipe.protects.of_users for job in done) else "client"
-        why = f"a {who} holds other data in each partition, so there is no {who} whose epsilons add up"
+        why = f"a {who} holds other data in each partition or data set, so there is no {who} whose epsilons add up"
     elif stopped:
         why = "a run was stopped early by its results (run.patience); what fewer rounds cost bounds no fixed epsilon"
     accountant = accountant_of(event for event, _ in events)

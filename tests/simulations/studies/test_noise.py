@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from compared import shown, summary_of
 
@@ -194,6 +195,29 @@ class TestWhatAComparisonCosts:
         found = simulations.study("digits", grid=grid, seeds=1, folder=tmp_path, overrides=changes)
         assert found.joint["epsilon"] is None
         assert "holds other data in each partition" in found.joint["why"]
+
+    @pytest.mark.parametrize(
+        ("key", "values", "alike"),
+        [
+            ("data.users", ["patient", "ward"], False),
+            ("data.file", ["a.csv", "b.csv"], False),
+            ("data.inputs", [["x"], ["x", "z"]], True),
+        ],
+    )
+    def test_nor_have_runs_on_tables_whose_units_hold_other_rows(self, tmp_path, key, values, alike):
+        n = np.arange(100)
+        table = pandas.DataFrame({"x": n / 100, "z": -n / 100, "y": n % 2, "patient": n % 20, "ward": n // 5})
+        for name, rows in (("a.csv", table), ("b.csv", table[::-1])):
+            rows.to_csv(tmp_path / name, index=False)
+        changes = {
+            "data.name": "table", "data.file": str(tmp_path / "a.csv"), "data.test_file": str(tmp_path / "b.csv"),
+            "data.target": "y", "data.inputs": ["x"], "data.users": "patient", "data.partition": "natural",
+            "federation.clients": 20, "federation.rounds": 1, "privacy.delta": 0.01
+        }  # fmt: skip
+        values = [str(tmp_path / value) for value in values] if key == "data.file" else values
+        changes[key] = values[0]
+        found = simulations.study("digits", grid={key: values}, seeds=1, folder=tmp_path / "s", overrides=changes)
+        assert (found.joint["epsilon"] is not None) == alike
 
     def test_runs_with_noise_in_shares_have_one(self, tmp_path):
         changes = {"federation.rounds": 1}
