@@ -7,10 +7,11 @@ takes a server step, and the new model joins the transcript.
 
 from __future__ import annotations
 
+import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,7 @@ class LayerwiseFedAvg(FedAvg):
         self.sampler, self.optimizer, self.releaser, self.nodes = sampler, optimizer, releaser, nodes
         self.on_round = on_round
         self._pending: _Pending | None = None
+        self._configured = 0
         self._said: frozenset[int] = frozenset()
 
     def summary(self) -> None:
@@ -152,6 +154,10 @@ class LayerwiseFedAvg(FedAvg):
         started = time.perf_counter()
         facts = self.method.facts
         round_ = self.transcript.rounds + 1  # Flower counts from 1 also when a run is resumed
+        if round_ == self._configured and not self.nodes.repeats:
+            # The nodes that answered the first time release something else now, so they are charged once more.
+            self.releaser = replace(self.releaser, attempt=secrets.token_bytes(16))
+        self._configured = round_
         # Where clients noise their own steps each has the recipe's budget for itself, with or without a cap.
         cap = facts.max_participations if facts.steps is None else facts.releases
         exhausted = self.releaser.exhausted(round_, cap)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from clients import AnyClient
+from clients import AnyClient, PrivateClientApp
+from clients.consent import Consent
 from clients.layerwise import place_reply
-from fedlgm import mechanisms
-from fedlgm.errors import ConfigError, DivergedError, Notice
+from fedlgm import mechanisms, wire
+from fedlgm.errors import ConfigError, DivergedError, Notice, RunError
 from simulations.engines.local import LocalGrid
-from strategies import AnyNode, PrivateFedAvg, ServerOptimizer
+from strategies import AnyNode, OneNodePerClient, PrivateFedAvg, ServerOptimizer
 
 
 def strategy(ledger: Path, model: Any = None, **options: Any) -> PrivateFedAvg:
@@ -225,3 +228,51 @@ def test_other_initial_weights_are_noticed(tmp_path):
             made.start(None, arrays if arrays is not None else made.initial_arrays(), num_rounds=0)
     with pytest.warns(Notice, match="initial_arrays hold other weights"):
         strategy(tmp_path / "ledger.sqlite", model).start(None, ArrayRecord(nn.Linear(3, 2).state_dict()), num_rounds=0)
+
+
+class TwoNodes(LocalGrid):
+    """Nodes 2 and 3, each with an app and a state of its own."""
+
+    def __init__(self, apps: list[ClientApp]) -> None:
+        super().__init__(apps[0])
+        self._node_ids, self._apps = [2, 3], apps
+        places = ({wire.PARTITION: number, wire.PARTITIONS: 2} for number in range(2))
+        self.contexts = [Context(1, 2 + number, place, RecordDict(), {}) for number, place in enumerate(places)]
+
+    def deliver(self, messages: list[Message]) -> Iterator[Message]:
+        for message in messages:
+            number = message.metadata.dst_node_id - 2
+            yield self._apps[number](message, self.contexts[number])
+
+
+def test_a_round_under_local_trust_that_is_made_again_is_charged_again(tmp_path: Path) -> None:
+    """An app trains otherwise the second time, so the nodes that answered the first time release twice."""
+    made = strategy(
+        tmp_path / "ledger.sqlite", clients=2, rounds=2, delta=0.1, trust="local",
+        nodes=OneNodePerClient(wait=0.1, max_failures=0),
+    )  # fmt: skip
+    asked = [0, 0]
+
+    def app(number: int) -> ClientApp:
+        consent = Consent(dataclasses.replace(made.method.facts, rounds=9), allowance=9.0)
+        found = PrivateClientApp(nn.Linear(3, 2), consent=consent)
+
+        @found.train()
+        def train(message: Message, context: Context) -> Message:
+            asked[number] += 1
+            if number == 1 and asked[number] == 1:
+                raise ValueError
+            state = message.content["arrays"].to_torch_state_dict()
+            arrays = {name: value + asked[number] for name, value in state.items()}
+            return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=message)
+
+        return found
+
+    grid = TwoNodes([app(0), app(1)])
+    with pytest.raises(RunError, match=r"more than federation\.max_failures = 0 nodes failed"):
+        made.start(grid)
+    made.start(grid)
+    releases = [len(context.state[wire.RELEASES][f"{n}.keys"]) for n, context in enumerate(grid.contexts)]
+    assert (asked, releases) == ([3, 3], [3, 2])
+    assert made.releaser.ledger.participations()[0] == 3
+    assert made.epsilon() > 8
