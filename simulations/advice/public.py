@@ -108,9 +108,47 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
     if not isinstance(given, Mapping) or "test" not in given:
         raise DataError("data: give a fedlgm.data.DataSet or {'train': (x, y), 'test': (x, y)}")
     clients = len(given["clients"]) if given.get("clients") is not None else None
-    owners = ("clients",) if isinstance(given.get("users"), str) else ("clients", "users")  # a column is no feature
+    columns: Any = getattr(given["test"], "column_names", None) or getattr(given["test"], "columns", ())
+    named = isinstance(given.get("users"), str) and given["users"] in list(columns)
+    owners = ("clients",) if named else ("clients", "users")  # a column is no feature
     kept = {key: value for key, value in given.items() if key not in owners}
     return DataSet.from_mapping(kept | {"train": given["test"]}), clients
+
+
+def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
+    """Refuse "public" examples that are the private ones.
+
+    Args:
+        recipe: the recipe, whose data are private if `private` is None.
+        private: data as for `simulate`, never looked into.
+        public: as for `public_examples`.
+
+    Raises:
+        DataError: they are the same set or the same objects.
+    """
+    if isinstance(public, str):
+        own = recipe.data.name
+        same = public.partition("/")[0] == own.partition("/")[0] and not public.endswith("/public")
+        if same or public == own:
+            raise DataError(
+                f"public: {public!r} holds the training examples of the recipe ([data] is {own!r}), which are private: "
+                "give another set, a half that is declared public, such as digits/public with data.name = "
+                "'digits/private', or test"
+            )
+        return
+    if private is not None and _training(private)[:1] == _training(public)[:1] != ():
+        raise DataError("public: these are the training examples of data, which are private: give others, or 'test'")
+
+
+def _training(given: Any) -> Any:
+    """Identities of the training inputs and targets, or of the table that holds them."""
+    if isinstance(given, DataSet):
+        given = given.held("train_x"), given.train_y
+    elif isinstance(given, Mapping):
+        given = given.get("train")
+    if given is None:
+        return ()
+    return tuple(map(id, given)) if type(given) in (tuple, list) else (id(given),)
 
 
 def examples_of(recipe: Recipe) -> int | None:

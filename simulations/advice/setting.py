@@ -8,7 +8,7 @@ from typing import Any
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts
-from simulations.advice.public import examples_of, of_public, outline_of, public_examples
+from simulations.advice.public import examples_of, of_public, outline_of, public_examples, refuse_private
 from simulations.arguments import recipe_of
 from simulations.config.assembly import Assembly
 from simulations.config.facts import facts_of
@@ -47,6 +47,7 @@ def setting_of(
         parsed = parsed.model_copy(update={"federation": federation})
     if not mechanisms.is_private(parsed.mechanism.name):
         raise ConfigError(f"mechanism.name: {parsed.mechanism.name} adds no noise, so there is nothing to advise")
+    refuse_private(parsed, objects.get("data"), public)
     own = Own(**(objects | {"data": None}))
     found = public_examples(parsed, Assembly(parsed, own).task, public, outline)
     assembly = Assembly(of_public(parsed), Own(**(objects | {"data": found.data})))

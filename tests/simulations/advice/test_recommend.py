@@ -7,13 +7,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
 
 import simulations
 from fedlgm import allocation
-from fedlgm.data import sources
+from fedlgm.data import DataSet, sources
 from fedlgm.errors import ConfigError, DataError, Notice
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
@@ -131,6 +132,33 @@ def test_sets_whose_test_examples_come_with_private_ones_are_refused(name: str) 
         simulations.recommend("digits", public="test", overrides={"data.name": name})
     with pytest.raises(DataError, match="is not called"):
         simulations.recommend(model=nn.Linear(6, 3), data=lambda: pytest.fail("called"), public="test")
+
+
+SET = DataSet.from_arrays(PUBLIC, PUBLIC)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"recipe": "digits", "public": "digits"}, r"'digits' holds the training examples of the recipe"),
+        ({"overrides": {"data.name": "digits/private"}, "public": "digits"}, "'digits' holds the training examples"),
+        ({"recipe": "digits", "public": "digits/private"}, "'digits/private' holds the training examples"),
+        ({"data": {"train": PUBLIC, "test": PUBLIC}, "public": PUBLIC}, "these are the training examples of data"),
+        ({"data": {"train": PUBLIC, "test": PUBLIC}, "public": {"train": PUBLIC, "test": PUBLIC}}, "these are the"),
+        ({"data": SET, "public": SET}, "these are the training examples of data"),
+    ],
+)
+def test_private_examples_do_not_pass_as_public_ones(arguments: dict[str, object], message: str) -> None:
+    """The advice would state that no private example was read."""
+    with pytest.raises(DataError, match=message):
+        simulations.recommend(**arguments)  # type: ignore[arg-type]
+
+
+def test_test_tables_need_no_column_of_users() -> None:
+    test = pandas.DataFrame({"x": [0.0, 1.0], "y": [0, 1]})
+    found, _ = outline_of({"train": None, "test": test, "target": "y", "users": "patient"})
+    assert found is not None
+    assert found.shape == (1,)
 
 
 def test_a_model_too_large_for_a_minute_is_refused_at_once() -> None:
