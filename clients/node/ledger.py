@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clients.node.row import COVERS, Row, protects
+from clients.node.row import COVERS, Row
 from clients.node.witness import Seen
 from clients.node.witness import read as read_witness
 from clients.node.witness import write as write_witness
@@ -44,15 +44,13 @@ CREATE TABLE releases (
     data TEXT NOT NULL,
     charged_at TEXT NOT NULL,
     head TEXT NOT NULL,
-    protects TEXT NOT NULL DEFAULT ''
+    protects TEXT NOT NULL
 );
 CREATE TABLE answers (seq INTEGER PRIMARY KEY, digest TEXT NOT NULL, answered_at TEXT NOT NULL);
+CREATE TABLE questions (digest TEXT PRIMARY KEY, request TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE agreed (cohort TEXT PRIMARY KEY, survivors TEXT NOT NULL) WITHOUT ROWID;
 """
-_ADDED = """
-CREATE TABLE IF NOT EXISTS questions (digest TEXT PRIMARY KEY, request TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS agreed (cohort TEXT PRIMARY KEY, survivors TEXT NOT NULL) WITHOUT ROWID;
-"""
-_COLUMNS = "seq, request, event, trust, run, round, data, charged_at, head"
+_COLUMNS = "seq, request, event, trust, run, round, data, charged_at, head, protects"
 _locked: set[tuple[int, int]] = set()  # databases that this process holds
 
 
@@ -75,7 +73,6 @@ class NodeLedger:
         self.identity, self.dataset, self.seq, self.head = "", "", 0, ""
         self._agreed = 0
         self._lock: int | None = None
-        self._columns = _COLUMNS
         seen = read_witness(self.witness)  # before the database is opened: SQLite may change what lies beside it
         if not path.is_file():
             raise LedgerError(f"the ledger {path} is gone; its witness says that it had {seen.seq} releases")
@@ -87,7 +84,6 @@ class NodeLedger:
                 self._db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, isolation_level=None, timeout=30,
                                            check_same_thread=False)  # fmt: skip
                 self._db.execute("PRAGMA synchronous = FULL")
-                self._extend()
                 self._verify(seen, dataset)
         except BaseException:
             self.close()
@@ -118,7 +114,7 @@ class NodeLedger:
             db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
         db.close()
         path.chmod(0o600)
-        write_witness(witness, Seen(identity, 0, identity))
+        write_witness(witness, Seen(identity, 0, identity, 0))
 
     @property
     def test(self) -> bool:
@@ -130,12 +126,12 @@ class NodeLedger:
     def rows(self) -> list[Row]:
         """All releases, oldest first."""
         with self._translated():
-            return [Row(*row) for row in self._db.execute(f"SELECT {self._columns} FROM releases ORDER BY seq")]
+            return [Row(*row) for row in self._db.execute(f"SELECT {_COLUMNS} FROM releases ORDER BY seq")]
 
     def find(self, request: str) -> Row | None:
         """The release with that name, if it has been charged."""
         with self._translated():
-            row = self._db.execute(f"SELECT {self._columns} FROM releases WHERE request = ?", (request,)).fetchone()
+            row = self._db.execute(f"SELECT {_COLUMNS} FROM releases WHERE request = ?", (request,)).fetchone()
         return None if row is None else Row(*row)
 
     def head_at(self, seq: int) -> str | None:
@@ -172,10 +168,9 @@ class NodeLedger:
             LedgerError: charged releases protect less than this unit.
         """
         with self._translated():
-            stated = self._columns.rpartition(", ")[2]
-            kinds = self._db.execute(f"SELECT DISTINCT {stated}, trust FROM releases").fetchall()
-            unlike = {protects(*kind) for kind in kinds} - {one for one in COVERS if protected in COVERS[one]}
+            stated = {kind for (kind,) in self._db.execute("SELECT DISTINCT protects FROM releases")}
             counts = self._db.execute("SELECT event, COUNT(*) FROM releases GROUP BY event").fetchall()
+        unlike = stated - {one for one in COVERS if protected in COVERS[one]}
         if unlike:
             raise LedgerError(
                 f"this ledger holds releases that protect ({unlike.pop()}), so its epsilon cannot be one that protects "
@@ -233,7 +228,7 @@ class NodeLedger:
         draft = Row(self.seq + 1, request, cost, trust, run, round, data, now, "", protects)
         row = replace(draft, head=draft.chained(self.head))
         with self._translated(), transaction(self._db):
-            self._db.execute(f"INSERT INTO releases ({self._columns}) VALUES (?,?,?,?,?,?,?,?,?,?)", astuple(row))
+            self._db.execute(f"INSERT INTO releases ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)", astuple(row))
             self._db.executemany("INSERT INTO questions VALUES (?, ?)", [(one, request) for one in only_for])
         self.seq, self.head = row.seq, row.head
         self._witness()
@@ -300,16 +295,6 @@ class NodeLedger:
             raise held from None
         _locked.add(_identity(os.fstat(self._lock)))
 
-    def _extend(self) -> None:
-        """Read a ledger of an earlier version and, if it is writable, extend it."""
-        present = {row[1] for row in self._db.execute("PRAGMA table_info(releases)")}
-        if "protects" not in present and not self._readonly:
-            self._db.execute("ALTER TABLE releases ADD COLUMN protects TEXT NOT NULL DEFAULT ''")
-            present.add("protects")
-        self._columns = f"{_COLUMNS}, {'protects' if 'protects' in present else repr('')}"
-        if not self._readonly:
-            self._db.executescript(_ADDED)
-
     # -- integrity -----------------------------------------------------------------------------------------------------
 
     def _verify(self, seen: Seen, dataset: str | None) -> None:
@@ -320,7 +305,7 @@ class NodeLedger:
         self.identity, self.dataset = meta["ledger"], meta["dataset"]
         if seen.ledger != self.identity:
             raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: it was exchanged")
-        if "." in self.identity and not self.identity.endswith(_named(self.dataset)):
+        if not self.identity.endswith(_named(self.dataset)):
             raise LedgerError(f"the ledger {self.path} was edited: it was made for another data set")
         if dataset is not None and dataset != self.dataset:
             raise LedgerError(
@@ -340,7 +325,7 @@ class NodeLedger:
             )
         if not passed:
             raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: rows were exchanged")
-        self._agreed = self._sets()
+        self._agreed = int(self._db.execute("SELECT COUNT(*) FROM agreed").fetchone()[0])
         if self._agreed < seen.agreed:
             raise LedgerError(
                 f"the ledger {self.path} was rolled back: it has {self._agreed} sets of survivors that this node has "
@@ -348,13 +333,6 @@ class NodeLedger:
             )
         if (self.seq, self._agreed) > (seen.seq, seen.agreed) and not self._readonly:
             self._witness()  # the service ended between a row and its witness
-
-    def _sets(self) -> int:
-        """Number of signed sets of survivors; a ledger of an earlier version has none."""
-        table = "SELECT COUNT(*) FROM sqlite_master WHERE name = 'agreed'"
-        if not self._db.execute(table).fetchone()[0]:
-            return 0
-        return int(self._db.execute("SELECT COUNT(*) FROM agreed").fetchone()[0])
 
     def _witness(self) -> None:
         write_witness(self.witness, Seen(self.identity, self.seq, self.head, self._agreed))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from fedlgm.privacy.chain import next_head
 
-_OLD_EXAMPLES = ", examples"  # after the trust of rows of earlier versions that protect single examples
 CLIENT, EXAMPLE = "client, replace-one", "example, add-remove"
 PROTECTED: dict[str, str] = {"client": CLIENT, "example": EXAMPLE}
 """Unit and neighbouring relation of a release's cost, by the policy's unit."""
@@ -28,8 +27,7 @@ class Row:
         data: digest of the data.
         charged_at: time of the charge, UTC.
         head: head of the chain with this row.
-        stated: the protected unit, `CLIENT` or `EXAMPLE`; empty in rows of earlier versions, in which `trust` implies
-            it.
+        protects: unit and neighbouring relation of the event, `CLIENT` or `EXAMPLE`.
     """
 
     seq: int
@@ -41,19 +39,9 @@ class Row:
     data: str
     charged_at: str
     head: str
-    stated: str = ""
-
-    @property
-    def protects(self) -> str:
-        """Unit and neighbouring relation of the event."""
-        return protects(self.stated, self.trust)
+    protects: str
 
     def chained(self, before: str) -> str:
         """Head computed from the previous head and this row's columns."""
         columns = (self.request, self.event, self.trust, self.run, str(self.round), self.data, self.charged_at)
-        return next_head(before, str(self.seq), *columns, *((self.stated,) if self.stated else ()))
-
-
-def protects(stated: str, trust: str) -> str:
-    """Unit and neighbouring relation of a row's event."""
-    return stated or (EXAMPLE if trust.endswith(_OLD_EXAMPLES) else CLIENT)
+        return next_head(before, str(self.seq), *columns, self.protects)

@@ -23,7 +23,7 @@ class Seen(NamedTuple):
     ledger: str
     seq: int
     head: str
-    agreed: int = 0  # earlier versions wrote none
+    agreed: int
 
 
 def read(path: Path) -> Seen:

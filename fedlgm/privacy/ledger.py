@@ -31,7 +31,7 @@ from fedlgm.files import transaction
 from fedlgm.privacy.chain import next_head
 from fedlgm.privacy.charge import Charge, Draft, Head
 from fedlgm.privacy.guarantee import Claim, Guarantee, Status
-from fedlgm.privacy.ledger_file import connect, create, prepare, remedy, silent_rows
+from fedlgm.privacy.ledger_file import connect, create, prepare, remedy
 from fedlgm.privacy.spending import Spending, claimed_epsilon
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class Ledger:
                     create(self.path, owner)
             self._db = connect(self.path, reading=owner is None)
             try:
-                self._protects, self._words = prepare(self._db, self.path, owner)
-                self._silent = silent_rows(self._db)
+                prepare(self._db, self.path, owner)
             except BaseException:
                 self._db.close()
                 raise
@@ -162,7 +161,7 @@ class Ledger:
 
     def _refuse_unlike(self, protects: str, rows: int) -> None:
         """Refuse a protection other than that of the first `rows` rows; rows that were compared before never change."""
-        known = max(self._alike.get(protects, 0), self._silent)
+        known = self._alike.get(protects, 0)
         if rows <= known:
             return
         query = "SELECT protects FROM charges WHERE number > ? AND protects <> ? LIMIT 1"
@@ -210,7 +209,7 @@ class Ledger:
         heads, rounds = [value], set()
         with self._translated():
             rows = self._db.execute(
-                f"SELECT number, head, round, client, key, event, claim, {self._protects}, {self._words}"
+                "SELECT number, head, round, client, key, event, claim, protects, guarantee"
                 " FROM charges ORDER BY number"
             ).fetchall()
         for expected, (number, head, *fields) in enumerate(rows, start=1):
@@ -238,7 +237,7 @@ class Ledger:
         """All rows by round."""
         with self._translated():
             rows = self._db.execute(
-                f"SELECT round, client, event, claim, {self._protects} FROM charges ORDER BY round, client, key"
+                "SELECT round, client, event, claim, protects FROM charges ORDER BY round, client, key"
             )
             for round_, client, event, claim, protects in rows:
                 yield Charge(round_, client, privacy.events.decode(json.loads(event)), json.loads(claim), protects)
@@ -246,12 +245,12 @@ class Ledger:
     def protects(self) -> str:
         """Unit and relation that the rows state, as in "client, add-remove"; "" if none does."""
         with self._translated():
-            row = self._db.execute(f"SELECT MAX({self._protects}) FROM charges").fetchone()
+            row = self._db.execute("SELECT MAX(protects) FROM charges").fetchone()
         return str(row[0] or "")
 
     def guarantee(self) -> Guarantee | None:
         """The weakest guarantee that rows state, of equal ones the last; None if no row states a guarantee."""
-        query = f"SELECT {self._words} FROM charges WHERE {self._words} <> '' GROUP BY 1 ORDER BY MAX(number) DESC"
+        query = "SELECT guarantee FROM charges WHERE guarantee <> '' GROUP BY guarantee ORDER BY MAX(number) DESC"
         with self._translated():
             stated = [Guarantee(**json.loads(text)) for (text,) in self._db.execute(query)]
         return min(stated, key=lambda each: -get_args(Status).index(each.status), default=None)

@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS charges (
     event TEXT NOT NULL,
     claim TEXT NOT NULL,
     head TEXT NOT NULL,
-    protects TEXT NOT NULL DEFAULT '', -- unit and relation; empty in rows of earlier versions
+    protects TEXT NOT NULL DEFAULT '', -- unit and relation
     guarantee TEXT NOT NULL DEFAULT '', -- in JSON, of a user's mechanism: no recipe gives it
     charged_on TEXT NOT NULL DEFAULT (date('now')), -- no time of day: how long rounds take shows how many took part
     UNIQUE (round, client, key)
@@ -56,11 +56,8 @@ def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
     return sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
 
 
-def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> tuple[str, str]:
-    """Check an opened ledger and bring it up to date for charges.
-
-    Returns:
-        The SQL of a row's protection and of its guarantee; a file of an earlier version is read without changes.
+def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> None:
+    """Check an opened ledger, and complete one that was only begun if it is opened for charges.
 
     Raises:
         LedgerError: the file is not a ledger, is damaged, or belongs to another run.
@@ -76,27 +73,14 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> tuple[str,
     if owner is not None:
         db.executescript(SCHEMA)
     columns = {row[1] for row in db.execute("PRAGMA table_info(charges)")}
-    if "head" not in columns:
-        raise LedgerError(f"the ledger {path} is of an earlier version of fedlgm, whose rows have no hashes")
-    missing = {name for name in ("protects", "guarantee") if name not in columns}
+    if missing := {"head", "protects", "guarantee"} - columns:
+        raise LedgerError(f"the ledger {path} is of an earlier version of fedlgm, whose rows have no {min(missing)}")
     if owner is None:
-        protects, words = ("''" if name in missing else name for name in ("protects", "guarantee"))
-        return protects, words
-    for name in sorted(missing):
-        db.execute(f"ALTER TABLE charges ADD COLUMN {name} TEXT NOT NULL DEFAULT ''")
-    if "protects" in missing:
-        db.execute("INSERT OR REPLACE INTO meta SELECT 'rows before protects', COUNT(*) FROM charges")
+        return
     db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
     (found,) = db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
     if found != owner:
         raise LedgerError(f"the ledger {path} belongs to another run; give this run its own folder")
-    return "protects", "guarantee"
-
-
-def silent_rows(db: sqlite3.Connection) -> int:
-    """Number of first rows that an earlier version of the owning run charged without their protection."""
-    found = db.execute("SELECT value FROM meta WHERE key = 'rows before protects'").fetchone()
-    return int(found[0]) if found else 0
 
 
 def remedy(error: Exception) -> str:

@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from clients.node.ledger import NodeLedger
-from clients.node.row import CLIENT, EXAMPLE, Row
+from clients.node.row import CLIENT, EXAMPLE
 from fedlgm.errors import LedgerError
 from fedlgm.privacy import composed_epsilon
-from fedlgm.privacy.events import encode, gaussian_event, laplace_event
+from fedlgm.privacy.events import gaussian_event, laplace_event
 
 EVENT = gaussian_event(2.0)
 
@@ -218,28 +217,14 @@ class TestWhatRowsProtect:
                 ledger.charge("a", EVENT, trust="local", run="run", round=1, data="d", protects=protects)
             assert ledger.rows() == []
 
-    @pytest.mark.parametrize(
-        ("trust", "protects"), [("local", CLIENT), ("local, examples", EXAMPLE), ("central", CLIENT)]
-    )
-    def test_a_ledger_of_an_earlier_version_is_read_and_continued(self, paths, trust, protects):
-        """Its rows have no such column, and their hashes are without it."""
-        with NodeLedger(*paths) as ledger:
-            identity = ledger.identity
-        draft = Row(1, "a", json.dumps(encode(EVENT), sort_keys=True), trust, "run", 1, "d", "2026", "")
-        head = draft.chained(identity)
+    @pytest.mark.parametrize("readonly", [True, False])
+    def test_a_ledger_without_it_is_refused(self, paths, readonly):
+        NodeLedger(*paths).close()
         with sqlite3.connect(paths[0]) as database:
             database.execute("ALTER TABLE releases DROP COLUMN protects")
-            database.execute("INSERT INTO releases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*astuple(draft)[:8], head))
         database.close()
-        paths[1].write_text(json.dumps({"ledger": identity, "seq": 1, "head": head}))
-        with NodeLedger(*paths, readonly=True) as ledger:
-            assert [row.protects for row in ledger.rows()] == [protects]
-            assert ledger.epsilon(1e-5, EXAMPLE) == composed_epsilon([(EVENT, 1)], 1e-5)
-        with NodeLedger(*paths) as ledger:
-            ledger.charge("b", EVENT, trust="local", run="run", round=2, data="d", protects=EXAMPLE)
-        with NodeLedger(*paths) as ledger:
-            assert [row.protects for row in ledger.rows()] == [protects, EXAMPLE]
-            assert ledger.head_at(1) == head
+        with pytest.raises(LedgerError, match="cannot be used: no such column: protects"):
+            NodeLedger(*paths, readonly=readonly)
 
 
 def test_removing_a_lock_file_lets_no_second_process_in(paths):
