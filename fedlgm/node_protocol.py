@@ -36,6 +36,7 @@ PROTOCOL = 5  # raised whenever what a question or an answer says changes
 HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
 TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
 HEADER_BYTES = 1 << 19  # a plan for a few thousand layers
+_LARGEST_ANSWER = 1 << 33  # bytes of its body
 _SIGNATURE_DIGITS = 128
 _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size
@@ -138,7 +139,7 @@ def _finite(text: str) -> float:
 
 
 def exchange(
-    path: str, header: Mapping[str, Any] | str, body: bytes | memoryview, *, timeout: float, largest: int = 1 << 33
+    path: str, header: Mapping[str, Any] | str, body: bytes | memoryview, *, timeout: float
 ) -> tuple[dict[str, Any], memoryview]:
     """Ask the service behind the Unix domain socket at `path` and wait for its answer.
 
@@ -147,7 +148,6 @@ def exchange(
         header: the question's header; a string is sent unchanged.
         body: the question's body.
         timeout: seconds for the whole exchange.
-        largest: maximum size of an answer's body, in bytes.
 
     Returns:
         Header and body of the answer.
@@ -166,7 +166,7 @@ def exchange(
                 link.sendall(body)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # refused before all of it was read: the answer says why
-            head, size = lengths(bytes(_receive(link, PREFIX_BYTES, deadline)), largest)
+            head, size = lengths(bytes(_receive(link, PREFIX_BYTES, deadline)), _LARGEST_ANSWER)
             return parse_header(bytes(_receive(link, head, deadline))), _receive(link, size, deadline)
     except TimeoutError as error:
         raise RunError(f"the release service at {path} did not answer within {timeout:g} s") from error

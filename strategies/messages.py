@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC
+from collections.abc import Iterable
 
 from flwr.app import Message, Metadata, RecordDict
 from flwr.serverapp import Grid
@@ -14,10 +15,11 @@ _SERVER_NODE = 1
 
 
 class NumberingGrid(Grid, ABC):
-    """A Grid that makes its messages."""
+    """A Grid that makes its messages, and whose `send_and_receive` replies to each of them in order."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
+        self._replies: dict[str, Message] = {}
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
@@ -29,6 +31,17 @@ class NumberingGrid(Grid, ABC):
             message_type=message_type,
         )  # fmt: skip
         return Message(content=content, metadata=metadata)  # type: ignore[call-overload]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send, wait, and keep the replies for `pull_messages`."""
+        batch = list(messages)
+        ids = [message.metadata.message_id for message in batch]
+        self._replies |= zip(ids, self.send_and_receive(batch), strict=True)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Replies to pushed messages, each returned once."""
+        return [self._replies.pop(one) for one in message_ids if one in self._replies]
 
 
 def message_to(grid: Grid, content: RecordDict, kind: str, node: int, group: str) -> Message:

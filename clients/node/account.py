@@ -54,8 +54,7 @@ class Account:
         if not after <= budget.epsilon * _ROUNDING:
             raise Refusal(
                 "budget-spent",
-                f"the release would bring this node's epsilon to {after:.4g}; its policy allows {budget.epsilon:g} at "
-                f"delta {budget.delta:g} over its data set's life",
+                f"the release would bring this node's epsilon to {after:.4g}; its policy allows {self._allowed}",
             )
         return cost
 
@@ -75,8 +74,7 @@ class Account:
             raise Refusal(
                 "budget-spent",
                 f"its budget has nothing left for such a run: {asked} more releases would bring its epsilon from "
-                f"{self.spent():.4g} to {after:.4g}; its policy allows {budget.epsilon:g} at delta "
-                f"{budget.delta:g} over its data set's life",
+                f"{self.spent():.4g} to {after:.4g}; its policy allows {self._allowed}",
             )
         # `low` releases fit, `high` + 1 do not
         low, high = 0, min([asked, *(allowed - made for made, allowed, _ in self._caps(run))])
@@ -85,6 +83,12 @@ class Account:
             within = self.spent(privacy.events.repeated(cost, middle)) <= most
             low, high = (middle, high) if within else (low, middle - 1)
         return low
+
+    @property
+    def _allowed(self) -> str:
+        """The policy's budget in words."""
+        budget = self._policy.privacy
+        return f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life"
 
     def _cost(self, request: Request) -> dp_event.DpEvent:
         """The cost of a release, but at least that of one of as many as the policy allows.
@@ -116,7 +120,7 @@ class Account:
             raise Refusal(
                 "budget-spent",
                 f"this release alone has an epsilon of {alone:.4g} or more; the policy of this node allows "
-                f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life",
+                f"{self._allowed}",
             )
 
     def _check_separation(self, run: str, round: int, request: Request) -> None:

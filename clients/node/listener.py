@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from clients.node.ask import Answer, Ask
 from clients.node.folder import NodeFolder
 from clients.node.policy import MIB, Refusal
-from clients.node.service import Answer, Ask, Service
+from clients.node.service import Service
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError, first_problem
 from fedlgm.node_protocol import FrameError

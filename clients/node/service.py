@@ -15,14 +15,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from clients.node import data as node_data
 from clients.node.account import Account
+from clients.node.ask import Answer, Ask
 from clients.node.folder import NodeFolder
 from clients.node.policy import Refusal
 from clients.node.release import Releaser, Request
@@ -37,50 +35,6 @@ from fedlgm.secagg.cohort import Terms
 from fedlgm.secagg.steps import AHEAD, STEPS, terms_of
 
 _log = logging.getLogger("fedlgm.node")
-
-
-class Ask(BaseModel):
-    """Header of a question from an untrusted sender."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    protocol: int
-    ask: str
-    nonce: str = Field(default="", pattern="^[0-9a-f]{0,64}$")
-    run: str = Field(default="", max_length=200)
-    round: int = Field(default=0, ge=0, lt=2**31)
-    client: int = Field(default=-1, ge=-1, lt=2**31)
-    plan: str = ""
-    work: dict[str, Any] = {}
-    expect: dict[str, Any] | None = None
-    signature: str = Field(default="", pattern="^[0-9a-f]{0,128}$")
-    model: str = Field(default="", pattern="^([0-9a-f]{64})?$")  # its digest, in steps that do not bring it
-    given: dict[str, Any] = {}  # to a step of a secure sum
-    ahead: dict[str, Any] | None = None  # what differs in a step of the next round, see `AHEAD`
-
-    @property
-    def trains(self) -> bool:
-        """Whether the answer, and therefore its time, depends on the node's data."""
-        return self.ask in ("release", "mask")
-
-    def further(self) -> Ask:
-        """The further question that `ahead` holds.
-
-        Raises:
-            Refusal: it is malformed.
-        """
-        changed = {**(self.ahead or {}), "ask": AHEAD[self.ask], "ahead": None}
-        try:
-            return Ask.model_validate(self.model_dump() | changed)
-        except ValidationError as error:
-            raise Refusal("malformed", f"ahead: {error.errors()[0]['msg']}") from error
-
-
-@dataclass
-class Answer:
-    """An answer, which consists of a header and the released numbers."""
-
-    header: dict[str, Any]
-    body: bytes = b""
 
 
 class Service:
@@ -132,17 +86,14 @@ class Service:
         spent = self._account.spent()
         if not math.isfinite(spent):  # JSON has no word for it
             raise Refusal("budget-spent", f"what was released has no finite epsilon at delta {budget.delta:g}")
-        header = {
-            "ok": True, "protocol": protocol.PROTOCOL, "name": self.policy.node.name,
-            "client": self.policy.node.client, "population": self.policy.node.population,
+        return self._signed(ask, {
+            "name": self.policy.node.name, "client": self.policy.node.client, "population": self.policy.node.population,
             "service_key": protocol.public_text(self._signer), "test": self._ledger.test,
             "unit": budget.unit, "trust": list(budget.trust),
             "releases_left": max(0, ask_limits.releases - self._ledger.count()),
             "epsilon": budget.epsilon, "delta": budget.delta, "epsilon_spent": spent,
             "position": self._position().values(),
-        }  # fmt: skip
-        facts = protocol.canonical(header)
-        return Answer(header | {"signature": protocol.sign(self._signer, "hello", ask.nonce, facts)})
+        })  # fmt: skip
 
     def admit(self, ask: Ask, body: bytes) -> tuple[Request, Question]:
         """The request of a question, and the question; nothing has been charged yet.
@@ -356,9 +307,13 @@ class Service:
         request = self._releaser.understand(1, ask.plan, ask.work)
         self._releaser.prepare(request)
         left = self._account.left(ask.run, request, ask.round)
-        header = {"ok": True, "protocol": protocol.PROTOCOL, "client": ask.client, "releases": left}
-        facts = protocol.canonical(header)
-        return Answer(header | {"signature": protocol.sign(self._signer, "afford", ask.nonce, facts)})
+        return self._signed(ask, {"client": ask.client, "releases": left})
+
+    def _signed(self, ask: Ask, facts: dict[str, Any]) -> Answer:
+        """An answer of facts alone, signed for this question."""
+        header = {"ok": True, "protocol": protocol.PROTOCOL, **facts}
+        signature = protocol.sign(self._signer, ask.ask, ask.nonce, protocol.canonical(header))
+        return Answer(header | {"signature": signature})
 
     # -- all of them ---------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import time
@@ -10,15 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message
 
 from fedlgm import node_protocol as protocol
-from fedlgm import wire
-from fedlgm.errors import ConfigError, RunError
-from fedlgm.node_protocol import HEADER, MASK, printable
+from fedlgm.errors import ConfigError
+from fedlgm.node_protocol import printable
 from strategies.node.enrolment import Enrolment
 from strategies.node.greetings import Greetings
-from strategies.node.link import NodeLink
+from strategies.node.link import NodeLink, content_of, header_of
 
 _POLL_S = 0.2
 _SILENT_S = 3.0
@@ -62,7 +60,7 @@ def carried(link: NodeLink, enrolment: Enrolment, need: Need, seconds: float) ->
     link.look()
     clients = sorted(link.online)
     nonces = {client: secrets.token_hex(16) for client in clients}
-    contents = iter([_content(need.header(client, nonces[client])) for client in clients])
+    contents = iter([content_of(need.header(client, nonces[client])) for client in clients])
     sent = dict(zip(link.greet(clients, lambda: next(contents)), clients, strict=True))
     found: dict[int, tuple[int, str]] = {}
     started, greeted = time.monotonic(), False
@@ -115,17 +113,12 @@ def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str
     return lines
 
 
-def _content(header: Mapping[str, Any]) -> RecordDict:
-    return RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: 0})})
-
-
 def _answer(reply: Message, service_key: str, nonce: str) -> tuple[int, str] | None:
     """(releases, why) of a node's answer; None if it is invalid."""
     if reply.has_error():
         return None
-    try:
-        header = protocol.parse_header(str(reply.content.config_records[wire.CONFIG][HEADER]).encode())
-    except (KeyError, RunError):
+    header = header_of(reply)
+    if header is None:
         return None
     if header.get("ok") is not True:
         refused = header.get("code") in ("privacy", "plan", "work", "budget-spent", "run")

@@ -9,15 +9,13 @@ greeted when it takes twice as long as the last time.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Mapping
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 
 from fedlgm import node_protocol as protocol
-from fedlgm import wire
-from fedlgm.node_protocol import HEADER, MASK
+from strategies.node.link import content_of
 
 _BEHIND_S = 1.0  # after which a node that is behind is greeted
 
@@ -53,8 +51,7 @@ class Greetings:
     @staticmethod
     def content() -> RecordDict:
         """A greeting with unique content."""
-        header = {**protocol.HELLO, "nonce": secrets.token_hex(16)}
-        return RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: 0})})
+        return content_of({**protocol.HELLO, "nonce": secrets.token_hex(16)})
 
     def was_sent(self, message_id: str, client: int, question: str) -> None:
         """Record a greeting and the unanswered question of its node."""

@@ -80,7 +80,6 @@ class NodeGrid(NumberingGrid):
         patience = patience or Patience()
         self._quorum = patience.quorum
         self.polling = Polling(self._link, enrolment, patience, say)
-        self._ready: dict[str, Message] = {}
 
     def set_run(self, run: Any) -> None:
         """Pass the run on to Flower's Grid."""
@@ -122,17 +121,6 @@ class NodeGrid(NumberingGrid):
     def header(self, question: Question) -> dict[str, Any]:
         """The question's header, signed if there is a signer."""
         return self._questions.header(question)
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Ask and wait; `pull_messages` returns the replies."""
-        batch = list(messages)
-        for reply in self.send_and_receive(batch):
-            self._ready[reply.metadata.reply_to_message_id] = reply
-        return [message.metadata.message_id for message in batch]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies to pushed messages, each once."""
-        return [self._ready.pop(one) for one in message_ids if one in self._ready]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Replies in the order of the messages, one per message, which is an error if a client does not answer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -65,8 +65,8 @@ class NodeLink:
             if id(one.model) not in models:
                 records = protocol.body_records(one.model, key)
                 models[id(one.model)] = {name: ConfigRecord(dict(values)) for name, values in records.items()}
-            config = ConfigRecord({HEADER: json.dumps(one.header), MASK: key})
-            content = RecordDict({wire.CONFIG: config, **models[id(one.model)]})
+            content = content_of(one.header, key)
+            content.update(models[id(one.model)])
             messages.append(self._message(one.client, content, one.message.metadata.group_id))
         # One by one: a node sees its message at once, and would ask for parts that are not there yet again and again.
         sent = [next(iter(self._runtime.push_messages([message])), "") for message in messages]
@@ -83,6 +83,19 @@ class NodeLink:
 
     def _message(self, client: int, content: RecordDict, group: str) -> Message:
         return message_to(self._runtime, content, MessageType.TRAIN, self.online[client], group)
+
+
+def content_of(header: Mapping[str, Any], mask: int = 0) -> RecordDict:
+    """A message of a header alone."""
+    return RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: mask})})
+
+
+def header_of(reply: Message) -> dict[str, Any] | None:
+    """The header of an answer; None if it is not one of a release service."""
+    try:
+        return protocol.parse_header(str(reply.content.config_records[wire.CONFIG][HEADER]).encode())
+    except (KeyError, RunError):
+        return None
 
 
 def body_of(reply: Message, key: int) -> bytes:

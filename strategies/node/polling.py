@@ -10,12 +10,11 @@ from typing import Any
 from flwr.app import Message
 
 from fedlgm import node_protocol as protocol
-from fedlgm import wire
 from fedlgm.errors import RunError
-from fedlgm.node_protocol import HEADER, TRANSIENT, printable
+from fedlgm.node_protocol import TRANSIENT, printable
 from strategies.node.enrolment import Enrolment
 from strategies.node.greetings import Greetings
-from strategies.node.link import NodeLink, body_of
+from strategies.node.link import NodeLink, body_of, header_of
 from strategies.node.round import Asked, Patience
 
 _LOOK_S = 2.0  # between looks for who is connected, and between two messages to a node that is down
@@ -177,9 +176,8 @@ class Polling:
         if reply.has_error():
             self._retry(one, f"does not answer: {printable(str(reply.error.reason), 200)}", now)
             return
-        try:
-            header = protocol.parse_header(str(reply.content.config_records[wire.CONFIG][HEADER]).encode())
-        except (KeyError, RunError):
+        header = header_of(reply)
+        if header is None:
             one.lost = "its answer is not one of a release service"
             return
         if header.get("ok") is not True:

@@ -207,5 +207,10 @@ class SecureSum:
     def _require(self, clients: Iterable[int], what: str) -> None:
         found = len(list(clients))
         if found < self.terms.threshold:
-            reasons = "".join(f"; client {client}: {why}" for client, why in sorted(self.lost.items())[:5])
-            raise VoidRound(f"{found} nodes {what}, {self.terms.threshold} are needed: the round is void{reasons}")
+            void = f"{found} nodes {what}, {self.terms.threshold} are needed: the round is void"
+            raise VoidRound(void + reasons(self.lost))
+
+
+def reasons(lost: Mapping[int, str]) -> str:
+    """The first clients that do not count and why, as the end of a sentence."""
+    return "".join(f"; client {client}: {why}" for client, why in sorted(lost.items())[:5])

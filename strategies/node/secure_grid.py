@@ -33,7 +33,7 @@ from fedlgm.node_protocol import Question
 from fedlgm.secagg.steps import AHEAD, NO_MODEL, WORDS, terms_of, texts
 from strategies.node.grid import FIRST_NODE, NodeGrid
 from strategies.node.round import Asked
-from strategies.node.secagg import SecureSum, VoidRound
+from strategies.node.secagg import SecureSum, VoidRound, reasons
 from strategies.nodes import OneNodePerClient
 
 _RESTART_S = 2.0
@@ -153,10 +153,9 @@ class _Attempt:
             self._share(self._clients)
             if len(self._delivered) == len(self._clients):
                 return True
-        reasons = "".join(f"; client {client}: {why}" for client, why in sorted(self.lost.items())[:5])
         self._grid._say(
             f"round {self.round}: not every node still holds the keys that were exchanged ahead: all nodes exchange "
-            f"new keys, and nothing has been charged for this round yet{reasons}"
+            f"new keys, and nothing has been charged for this round yet{reasons(self.lost)}"
         )
         return False
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from clients.node.ask import Ask
 from clients.node.folder import NodeFolder
 from clients.node.policy import Refusal
-from clients.node.service import Ask, Service
+from clients.node.service import Service
 from fedlgm import mechanisms
 from fedlgm import node_protocol as protocol
 from fedlgm.facts import RunFacts, Sampling

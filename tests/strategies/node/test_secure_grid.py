@@ -12,8 +12,8 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
+from clients.node.ask import Ask
 from clients.node.policy import Refusal
-from clients.node.service import Ask
 from fedlgm import node_protocol as protocol
 from fedlgm import wire
 from fedlgm.errors import ConfigError, RunError
