@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedlgm.audits.law import CELLS
 from fedlgm.errors import ConfigError
 
 Array = npt.NDArray[np.float64]
@@ -84,13 +83,7 @@ class CanaryRecord:
             raise ConfigError("nothing was released while the canaries watched: there is nothing to audit")
         names = [field.name for field in fields(cls) if field.name not in ("member", "rate", "presence")]
         try:
-            layers = len(np.asarray(rows[0]["layer_signal"]))
-            unseen = {"sketch": np.zeros((layers, 0)), "found": np.zeros(3), "cells": np.zeros((layers, CELLS))}
-            # Rows of earlier versions lack what says whether noise comes back, and its law, or count other cells.
-            known = all("sketch" in row and np.shape(row["cells"]) == (layers, CELLS) for row in rows)
-            later = {"ordered": np.zeros((layers + 1, 0))}
-            complete = [{**later, **row, **({} if known else unseen)} for row in rows]
-            values = {name: np.stack([np.asarray(row[name], dtype=np.float64) for row in complete]) for name in names}
+            values = {name: np.stack([np.asarray(row[name], dtype=np.float64) for row in rows]) for name in names}
         except (KeyError, ValueError) as error:
             raise ConfigError(f"the canaries' record is damaged: {error}") from error
         return cls(**values, member=member, rate=rate, presence=presence)
