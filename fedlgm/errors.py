@@ -60,6 +60,13 @@ def check_rate(owner: str = "", /, **values: Any) -> None:
             raise ConfigError(f"{_of(owner)}{name} must lie in (0, 1], got {value!r}")
 
 
+def check_fraction(owner: str = "", /, **values: Any) -> None:
+    """Refuse values outside [0, 1]; arguments and errors are those of `check_positive`."""
+    for name, value in values.items():
+        if not 0 <= _number(value) <= 1:
+            raise ConfigError(f"{_of(owner)}{name} must lie in [0, 1], got {value!r}")
+
+
 def check_count(name: str, value: Any, least: int = 1) -> int:
     """Refuse a value that is not a whole number of at least `least`.
 

@@ -25,9 +25,14 @@ def each(function: Callable[[Any], Any], x: Any) -> Any:
     return tuple(function(part) for part in x) if isinstance(x, tuple) else function(x)
 
 
+def parts(x: Any) -> tuple[Any, ...]:
+    """All arrays, one or several."""
+    return x if isinstance(x, tuple) else (x,)
+
+
 def first(x: Any) -> Any:
     """The only array, or the first of several."""
-    return x[0] if isinstance(x, tuple) else x
+    return parts(x)[0]
 
 
 def take(x: _In, rows: Any) -> _In:

@@ -346,7 +346,7 @@ def _same(left: DataSet, right: DataSet) -> bool:
         return True
     pairs = [(left.train_y, right.train_y), (left.test_y, right.test_y)]
     for one, other in ((left.train_x, right.train_x), (left.test_x, right.test_x)):
-        ones, others = (part if isinstance(part, tuple) else (part,) for part in (one, other))
+        ones, others = map(inputs.parts, (one, other))
         if len(ones) != len(others):
             return False
         pairs += zip(ones, others, strict=True)

@@ -80,7 +80,7 @@ def audit_mechanism_by_trials(
         confidence=confidence,
         guarantee=one.plan.guarantee.sentence(noise_reproducible=False),
         observations=2 * trials,
-        scores={"inside": scores.inside, "outside": scores.outside},
+        scores=vars(scores),
     )
 
 
@@ -180,14 +180,7 @@ def audit_release(
             scores, delta, confidence, threshold=bounds.best_threshold(chosen, delta, confidence)
         )
     return AuditResult(
-        subject=name,
-        method="distinguisher",
-        epsilon_lower=lower,
-        epsilon_reported=epsilon,
-        delta=delta,
-        confidence=confidence,
-        observations=2 * trials,
-        scores={"inside": scores.inside, "outside": scores.outside},
+        name, "distinguisher", lower, epsilon, delta, confidence, observations=2 * trials, scores=vars(scores)
     )
 
 

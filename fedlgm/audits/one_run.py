@@ -176,4 +176,4 @@ def _audit_run(record: CanaryRecord, reported: Reported, confidence: float) -> A
         )
     scores = run_scores(record)
     lower = bounds.epsilon_one_run(scores, reported.delta, confidence)
-    return reported.audited("one-run", lower, confidence, {"inside": scores.inside, "outside": scores.outside}, count)
+    return reported.audited("one-run", lower, confidence, vars(scores), count)

@@ -52,7 +52,7 @@ def audit_whole_run(
     whole = run_epsilon(run, 1.0 / reported.multipliers, ratio, reported.delta, quick=not per_layer)
     rows = []
     for j in range(count if per_layer else 0):
-        signals = view.signals(j)
+        signals = view.shares[:, j]
         found = view.layer_ratio(j, int(layers.sizes[j]), 1 - shares.layer) if white else 0.0
         rows.append(
             LayerRow(
@@ -176,10 +176,6 @@ class View:
     def observations(self) -> int:
         """Number of known observations: rounds times canaries."""
         return int(np.any(self.known, axis=1).sum()) * self.seen.shape[1]
-
-    def signals(self, layer: int) -> Array:
-        """Bound over noise scale of a layer in each round, [T]."""
-        return self.shares[:, layer]
 
     def layer_ratio(self, layer: int, size: int, confidence: float) -> float:
         """Lower bound on one layer's signal-to-noise over the planned one; 0 if it was never observed."""

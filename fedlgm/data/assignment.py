@@ -14,7 +14,6 @@ from fedlgm.errors import ConfigError, check_count, check_positive
 from fedlgm.keys import KeyRing, Purpose
 
 _STREAM = 2  # stream of this module below Purpose.PARTITION
-_NOBODY = -1
 
 
 def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
@@ -37,7 +36,7 @@ def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: f
     """
     check_positive(alpha=alpha)
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM, 0)
-    owner = np.full(len(labels), _NOBODY, dtype=np.int64)
+    owner = _unowned(labels)
     _hetero_dirichlet(owner, _members(labels, rng).values(), clients, float(alpha), False, rng)
     return owner
 
@@ -81,7 +80,7 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
             counts[client] += taken
             left -= taken
             size -= taken.sum()
-    owner = np.full(len(labels), _NOBODY, dtype=np.int64)
+    owner = _unowned(labels)
     _deal(owner, members.values(), counts)
     return owner
 
@@ -106,7 +105,7 @@ def isolation(labels: np.ndarray, clients: int, ring: KeyRing, *, private_class:
     """
     private = _private(labels, clients, private_class)
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
-    owner = np.full(len(labels), _NOBODY, dtype=np.int64)
+    owner = _unowned(labels)
     for holders, samples in ((clients, labels != private), (clients - 1, labels == private)):
         index = rng.permutation(np.flatnonzero(samples))
         owner[index] = np.arange(len(index)) % holders
@@ -166,7 +165,7 @@ def isolation_i(
     counts = np.zeros((clients, len(stock)), dtype=np.int64)
     np.put_along_axis(counts, choice, share, axis=1)
     counts[-1, choice[-1]] += _even(private_share, public)
-    owner = np.full(len(labels), _NOBODY, dtype=np.int64)
+    owner = _unowned(labels)
     _deal(owner, members.values(), counts)
     _deal(owner, [hidden], np.append(np.full(clients - 1, private_share), 0)[:, None])
     return owner
@@ -199,7 +198,7 @@ def isolation_ii(
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     members = _members(labels, rng)
     hidden = members.pop(private)
-    owner = np.full(len(labels), _NOBODY, dtype=np.int64)
+    owner = _unowned(labels)
     _hetero_dirichlet(owner, members.values(), clients, float(alpha), True, rng)
     _hetero_dirichlet(owner, [hidden], clients - 1, float(alpha), True, rng)
     return owner
@@ -232,6 +231,11 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
     if clients < len(known):
         client_of = ring.numpy_generator(Purpose.PARTITION, _STREAM).permutation(len(known)) % clients
     return client_of[index]
+
+
+def _unowned(labels: np.ndarray) -> np.ndarray:
+    """Clients of the samples, -1: nobody has any yet."""
+    return np.full(len(labels), -1, dtype=np.int64)
 
 
 def _members(labels: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarray]:

@@ -236,7 +236,7 @@ class DataSet:
         arrays: list[Any] = [self.train_y, self.test_y]
         for name in ("train_x", "test_x"):
             x = self.held(name)
-            arrays += x if isinstance(x, tuple) else (x,)
+            arrays += inputs.parts(x)
             if isinstance(x, Pixels) and name in self.__dict__:
                 arrays.append(self.__dict__[name])
         if self.train_user is not None:
@@ -296,7 +296,7 @@ def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     else:
         arrays = as_numbers(x, f"{part} inputs")
     targets = as_numbers(y, f"{part} targets")
-    lengths = [len(one) for one in (arrays if isinstance(arrays, tuple) else (arrays,))]
+    lengths = [len(one) for one in inputs.parts(arrays)]
     if any(length != len(targets) for length in lengths):
         counts = ", ".join(map(str, lengths))
         hint = f"; {several}" if isinstance(x, list) and len(x) < len(targets) == len(x[0]) else ""
@@ -353,7 +353,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 def _identical(left: Arrays, right: Arrays) -> bool:
     """Whether two inputs are the same objects."""
-    lefts, rights = (part if isinstance(part, tuple) else (part,) for part in (left, right))
+    lefts, rights = map(inputs.parts, (left, right))
     return len(lefts) == len(rights) and all(one is other for one, other in zip(lefts, rights, strict=True))
 
 
@@ -384,5 +384,5 @@ def _kind(array: Any) -> Any:
 
 
 def _describe(x: Arrays, y: np.ndarray) -> str:
-    parts = [*(x if isinstance(x, tuple) else (x,)), y]
+    parts = [*inputs.parts(x), y]
     return ", ".join(f"{part.dtype} {part.shape}" for part in parts)

@@ -7,6 +7,7 @@ is imported on the first call.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +73,16 @@ def _owners(partitioner: Partitioner, labels: np.ndarray, ring: KeyRing) -> np.n
 
     rows = ring.numpy_generator(Purpose.PARTITION, _ROWS).permutation(len(labels))
     partitioner.dataset = LabelledRows.of(labels[rows], rows)
-    owner = np.full(len(labels), -1, dtype=np.int64)
+    return _read_back(partitioner, len(labels), lambda part: part)
+
+
+def _read_back(partitioner: Partitioner, count: int, rows: Callable[[Any], Any]) -> np.ndarray:
+    """Client of each of `count` samples, -1 for nobody; `rows` gives a partition's samples."""
+    owner = np.full(count, -1, dtype=np.int64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # our own messages report retries and unused classes
         for client in range(partitioner.num_partitions):
-            owner[partitioner.load_partition(client)] = client
+            owner[rows(partitioner.load_partition(client))] = client
     return owner
 
 
@@ -130,7 +136,6 @@ def by_partitioner(
     name = found.__name__ if isinstance(found, type) else type(found).__name__
     count = len(columns["label"])
     rows = ring.numpy_generator(Purpose.PARTITION, _ROWS).permutation(count)
-    owner = np.full(count, -1, dtype=np.int64)
     given = f"{count} samples (columns {', '.join(columns)}) among {clients} clients"
     with users_code(f"partition scheme {name!r} cannot divide {given}", found):
         partitioner = found(**_filled(found, clients, ring, values)) if isinstance(found, type) else deepcopy(found)
@@ -138,11 +143,7 @@ def by_partitioner(
         made = int(partitioner.num_partitions)
         if made != clients:
             raise ConfigError(f"partition scheme {name!r} gives {made} clients, federation.clients is {clients}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for client in range(clients):
-                owner[np.asarray(partitioner.load_partition(client)["row"], dtype=np.int64)] = client
-    return owner
+        return _read_back(partitioner, count, lambda part: np.asarray(part["row"], dtype=np.int64))
 
 
 def _filled(found: type, clients: int, ring: KeyRing, values: dict[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,12 @@ class Partition:
         """Number of samples of each client, int64 [clients]."""
         return np.diff(self.offsets)
 
+    def owners(self, samples: int) -> np.ndarray:
+        """Client of each of `samples` samples, int32 [samples], -1 for no client."""
+        owner = np.full(samples, -1, dtype=np.int32)
+        owner[self.order] = np.repeat(np.arange(len(self)), self.sizes)
+        return owner
+
     def label_histogram(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """Samples of each client and class, int64 [clients, classes].
 
@@ -210,15 +216,8 @@ def partition(labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, *
     kept = _restored(remembered.load("division", inputs), len(labels), clients)
     if kept is None:
         kept = Partition.from_owner(_SCHEMES[scheme](labels, clients, KeyRing.from_seed(seed), **values), clients)
-        remembered.save("division", inputs, _owners(kept, len(labels)).tobytes())
+        remembered.save("division", inputs, kept.owners(len(labels)).tobytes())
     return kept
-
-
-def _owners(division: Partition, samples: int) -> np.ndarray:
-    """Owner of each sample, int32 [samples], -1 for no client: in this form no sample has two owners."""
-    owner = np.full(samples, -1, dtype=np.int32)
-    owner[division.order] = np.repeat(np.arange(len(division)), division.sizes)
-    return owner
 
 
 def _restored(kept: bytes | None, samples: int, clients: int) -> Partition | None:

@@ -8,8 +8,7 @@ columns except target and user are the features.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -94,8 +93,7 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     names = [inputs] if isinstance(inputs, str) else list(inputs)
     size, channels = options.get("image_size"), options.get("channels", 3)
     return found | {
-        part: (_features(columns, names, part, partial(_column, size=size, channels=channels)), targets[part])
-        for part, columns in parts.items()
+        part: (_features(columns, names, part, size, channels), targets[part]) for part, columns in parts.items()
     }
 
 
@@ -108,7 +106,7 @@ def features(table: Any, part: str) -> np.ndarray:
         [[52.0, 1.0]]
     """
     columns = _columns(table, part)
-    return _features(columns, list(columns), part, partial(_column, size=None, channels=3))
+    return _features(columns, list(columns), part)
 
 
 def _columns(table: Any, part: str) -> _Columns:
@@ -215,7 +213,7 @@ def _padded(rows: Sequence[Any], width: int, value: int) -> np.ndarray:
 
 
 def _features(
-    columns: _Columns, names: Sequence[str], part: str, as_array: Callable[[Any, str, str], np.ndarray]
+    columns: _Columns, names: Sequence[str], part: str, size: int | None = None, channels: int = 3
 ) -> np.ndarray:
     """The columns side by side, [n, k], or a single column of arrays [n, ...]."""
     lost = [name for name in names if name not in columns]
@@ -223,7 +221,7 @@ def _features(
         raise DataError(f"data: {part!r} has no column {lost[0]!r}; {alternatives(lost[0], columns)}")
     if not names:
         raise DataError(f"data: {part!r} has no column besides target and user: there are no features")
-    found = {name: as_array(columns[name], name, part) for name in names}
+    found = {name: _column(columns[name], name, part, size, channels) for name in names}
     if len(found) == 1:
         (values,) = found.values()
         return values[:, None] if values.ndim == 1 else values
@@ -235,7 +233,7 @@ def _features(
     return np.stack(list(found.values()), axis=1)
 
 
-def _column(values: Any, name: str, part: str, *, size: int | None, channels: int) -> np.ndarray:
+def _column(values: Any, name: str, part: str, size: int | None, channels: int) -> np.ndarray:
     """A column of numbers as float64 [n], of lists of numbers as [n, ...], of images as float32 [n, C, H, W]."""
     if len(values) and hasattr(values[0], "convert"):
         found = [fitted(image, size, channels) for image in values]

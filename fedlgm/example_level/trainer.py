@@ -196,7 +196,7 @@ def digest_of(x: Inputs, y: Tensor) -> bytes:
         (True, False)
     """
     found = hashlib.blake2b(digest_size=16)
-    for part in (*(x if isinstance(x, tuple) else (x,)), y):
+    for part in (*inputs.parts(x), y):
         found.update(f"{part.dtype}{tuple(part.shape)}".encode())
         found.update(np.ascontiguousarray(part.cpu().numpy()).data)
     return found.digest()

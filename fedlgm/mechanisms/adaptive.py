@@ -15,7 +15,7 @@ import numpy as np
 
 from fedlgm import clipping
 from fedlgm.allocation import spread
-from fedlgm.errors import ConfigError, check_positive
+from fedlgm.errors import ConfigError, check_fraction, check_positive
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism
@@ -67,8 +67,7 @@ class AdaptiveAllocation(Mechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self.name, bound=self.bound)
-        if not 0 <= self.memory <= 1:
-            raise ConfigError(f"{self.name}: memory must lie in [0, 1], got {self.memory}")
+        check_fraction(self.name, memory=self.memory)
         if not (np.isfinite(self.span) and self.span >= 1):
             raise ConfigError(f"{self.name}: span must be finite and at least 1, got {self.span}")
 

@@ -117,17 +117,22 @@ def gaussian_scales(profile: ProfileLike, mu: float, p: float = 2, weights: npt.
     lambda by a weighted profile. This overspends the budget unless the scales are divided by the weights again.)
     """
     runs, values, weight = _prepare(profile, mu, "mu", p, weights)
-    shape: Array = values ** (2 / (p + 2)) * weight ** (-1 / (p + 2))
-    total = float(runs.counts @ (values ** (2 * p / (p + 2)) * weight ** (2 / (p + 2))))
+    shape, total = _least_error(runs, values, weight, p, 2)
     return shape * (float(runs.values.max()) * math.sqrt(total) / mu)
 
 
 def laplace_scales(profile: ProfileLike, budget: float, p: float = 2, weights: npt.ArrayLike | None = None) -> Array:
     """`laplace_inid` at a budget sum_i lambda_i / beta_i, which is its epsilon of pure DP."""
     runs, values, weight = _prepare(profile, budget, "budget", p, weights)
-    shape: Array = values ** (1 / (p + 1)) * weight ** (-1 / (p + 1))
-    total = float(runs.counts @ (values ** (p / (p + 1)) * weight ** (1 / (p + 1))))
+    shape, total = _least_error(runs, values, weight, p, 1)
     return shape * (float(runs.values.max()) * total / budget)
+
+
+def _least_error(runs: Profile, values: Array, weight: Array, p: float, order: int) -> tuple[Array, float]:
+    """Optimal scales up to a factor, and the sum over coordinates of (lambda_i / scale_i)^order at these scales."""
+    shape: Array = values ** (order / (p + order)) * weight ** (-1 / (p + order))
+    total = float(runs.counts @ (values ** (order * p / (p + order)) * weight ** (order / (p + order))))
+    return shape, total
 
 
 def gaussian_iid(profile: ProfileLike, mu: float) -> Array:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedlgm import clipping, privacy
 from fedlgm.allocation import shares, spread
-from fedlgm.errors import ConfigError, check_positive, check_share
+from fedlgm.errors import ConfigError, check_fraction, check_positive, check_share
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import (
@@ -76,8 +76,7 @@ class LayerwiseGaussian(Mechanism):
         super().__post_init__()
         check_positive(self.name, bound=self.bound, quantile_rate=self.quantile_rate)
         check_share(self.name, quantile=self.quantile, quantile_share=self.quantile_share)
-        if not 0 <= self.floor <= 1:
-            raise ConfigError(f"{self.name}: floor must lie in [0, 1], got {self.floor}")
+        check_fraction(self.name, floor=self.floor)
         if self.clip == "med" and self.norms == "stale" and self.floor == 0:
             raise ConfigError(f"{self.name}: norms = 'stale' needs floor > 0: a layer may come out as noise alone")
         check_figures(self.name, public_norms=self.public_norms)

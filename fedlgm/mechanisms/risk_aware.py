@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from fedlgm import clipping
-from fedlgm.errors import ConfigError, check_positive, check_share
+from fedlgm.errors import ConfigError, check_fraction, check_known, check_positive, check_share
 from fedlgm.example_level.scaling import FlatClip, Reweighted, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
@@ -137,11 +137,9 @@ class LMDPSGD(_Reweighting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weights not in ("public", "stale", "privatised"):
-            raise ConfigError(f"{self.name}: unknown weights {self.weights!r}; known: public, stale, privatised")
+        check_known("weights", self.weights, ("public", "stale", "privatised"), self.name)
         check_share(self.name, share=self.share)
-        if not 0 <= self.floor <= 1:
-            raise ConfigError(f"{self.name}: floor must lie in [0, 1], got {self.floor}")
+        check_fraction(self.name, floor=self.floor)
         if self.weights != "public" and self.floor == 0:
             raise ConfigError(f"{self.name}: weights = {self.weights!r} needs floor > 0: noise may hide a whole layer")
         check_figures(self.name, strengths=self.strengths)
@@ -194,8 +192,7 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weights not in ("risk", "bias", "bias-greatest-root"):
-            raise ConfigError(f"{self.name}: unknown weights {self.weights!r}; known: risk, bias, bias-greatest-root")
+        check_known("weights", self.weights, ("risk", "bias", "bias-greatest-root"), self.name)
 
     def calibrate(self, facts: RunFacts) -> float:
         """Calibrate by Theorem 5.1. For clients' own noisy steps the server has no batch from which to plan."""

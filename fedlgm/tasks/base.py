@@ -98,7 +98,7 @@ class Task(ABC):
         training = module.training
         with torch.no_grad():
             shapes = inputs.each(lambda part: (str(part.dtype).removeprefix("torch."), tuple(part.shape)), x)
-            whole = any(part.dtype == torch.int64 for part in (x if isinstance(x, tuple) else (x,)))
+            whole = any(part.dtype == torch.int64 for part in inputs.parts(x))
             tokens = "tokens, below the model's vocabulary and in rows within its length; other inputs are floats"
             hint = f" (integers are {tokens}, such as x / 255)" if whole else ""
             try:
@@ -282,7 +282,7 @@ def require_finite(y: np.ndarray, part: str) -> None:
 
 def _extremes(x: inputs.Arrays) -> tuple[list[int], int, int]:
     """Rows with the smallest and largest whole numbers of inputs, and these numbers."""
-    whole = [part.reshape(len(part), -1) for part in (x if isinstance(x, tuple) else (x,)) if part.dtype == np.int64]
+    whole = [part.reshape(len(part), -1) for part in inputs.parts(x) if part.dtype == np.int64]
     held = [part for part in whole if part.size]
     rows = {int(find(part)) // part.shape[1] for part in held for find in (np.argmin, np.argmax)}
     least, most = min((part.min() for part in held), default=0), max((part.max() for part in held), default=0)

@@ -208,7 +208,7 @@ def _example(run: Path) -> inputs.Arrays:
 
 def _write_onnx(target: Path, module: nn.Module, example: inputs.Arrays, told: Metadata) -> None:
     traced = inputs.tensors(inputs.each(lambda part: as_numbers(part, "example"), example))
-    arguments = traced if isinstance(traced, tuple) else (traced,)
+    arguments = inputs.parts(traced)
     batch = tuple({0: torch.export.Dim("batch")} if part.ndim else None for part in arguments)
     try:
         with warnings.catch_warnings():

@@ -14,21 +14,25 @@ aten = torch.ops.aten
 class _AffineRule(Rule):
     """weight * xhat + bias: gradients sum(dy * xhat) and sum(dy) over an example's positions."""
 
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `Rule`."""
+        out, mean, scale = self._normalise(x)
+        return out, (mean.view(len(x), -1), scale.view(len(x), -1))
+
     def keep(self, use: Use) -> Kept:
         """See `Rule`."""
         gradients = self.instantiate(use)
         return KeptGradients(gradients, [row_squares(gradient) for gradient in gradients])
+
+    def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Output, means, and inverse standard deviations."""
+        raise NotImplementedError
 
 
 class LayerNormRule(_AffineRule):
     """`nn.LayerNorm` over the last dimensions."""
 
     module: nn.LayerNorm
-
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `Rule`."""
-        out, mean, scale = self._normalise(x)
-        return out, (mean.view(len(x), -1), scale.view(len(x), -1))
 
     def input_gradient(self, use: Use) -> Tensor:
         """See `Rule`."""
@@ -64,11 +68,6 @@ class GroupNormRule(_AffineRule):
     """`nn.GroupNorm` of [n, C, ...]."""
 
     module: nn.GroupNorm
-
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `Rule`."""
-        out, mean, scale = self._normalise(x)
-        return out, (mean.view(len(x), -1), scale.view(len(x), -1))
 
     def input_gradient(self, use: Use) -> Tensor:
         """See `Rule`; torch's kernel, or three passes over cached data where that kernel is slow (channels last).
