@@ -20,9 +20,11 @@ from fedlgm.tasks.set_metrics import Metric
 from simulations import launch
 from simulations.arguments import correlated, recipe_of, refuse_named_measures, refuse_unknown, require_callback
 from simulations.config import recipe as recipes
-from simulations.config.assembly import Assembly, settled
+from simulations.config.assembly import Assembly
+from simulations.config.decided import settled
+from simulations.config.overrides import Overrides
 from simulations.config.own import Own, own_of
-from simulations.config.recipe import Overrides, Recipe
+from simulations.config.recipe import Recipe
 from simulations.engines import Engine
 from simulations.figures import Figures
 from simulations.runs.folder import RunFolder

@@ -11,8 +11,9 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension import shown_name
 from simulations.config import recipe as recipes
 from simulations.config.messages import keys_like
+from simulations.config.overrides import Overrides, override
 from simulations.config.own import Own, few_sites
-from simulations.config.recipe import Overrides, Recipe
+from simulations.config.recipe import Recipe
 
 _MEASURES = {
     "metrics": "{'auc': lambda outputs, targets: roc_auc_score(targets, outputs)}",
@@ -109,7 +110,7 @@ def recipe_of(
         raw.get("run", {}).pop("seed", None)
         if raw["data"]["partition"] == "natural":
             few_sites(raw)
-    recipes.override(raw, names)
-    recipes.override(raw, keys)
-    recipes.override(raw, overrides)
+    override(raw, names)
+    override(raw, keys)
+    override(raw, overrides)
     return recipes.validate(raw)

@@ -9,8 +9,8 @@ from pathlib import Path
 from fedlgm.errors import ConfigError, RunError, prefix_key
 from fedlgm.files import path_of
 from simulations import engines
-from simulations.config.assembly import Assembly, settled
-from simulations.config.decided import decided
+from simulations.config.assembly import Assembly
+from simulations.config.decided import decided, settled
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.engines import Engine, EngineOptions

@@ -29,7 +29,8 @@ from simulations.advice.units import Clients, Examples, Units
 from simulations.advice.verdict import advised, verdict
 from simulations.advice.work import Work
 from simulations.arguments import refuse_unknown
-from simulations.config.recipe import Overrides, Recipe
+from simulations.config.overrides import Overrides
+from simulations.config.recipe import Recipe
 from simulations.figures import Figures
 
 FLAT = "gaussian"

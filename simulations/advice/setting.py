@@ -12,8 +12,9 @@ from simulations.advice.public import examples_of, of_public, outline_of, public
 from simulations.arguments import recipe_of
 from simulations.config.assembly import Assembly
 from simulations.config.facts import facts_of
+from simulations.config.overrides import Overrides
 from simulations.config.own import Own
-from simulations.config.recipe import Overrides, Recipe
+from simulations.config.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fedlgm.files import read_toml
 from fedlgm.noise import Family
 from fedlgm.papers.inid import pca
 from fedlgm.privacy.guarantee import Relation
-from simulations.config.recipe import Overrides, settings
+from simulations.config.overrides import Overrides, settings
 
 _BUNDLED = Path(__file__).parents[1] / "recipes" / "applications"
 

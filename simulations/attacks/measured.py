@@ -24,6 +24,7 @@ from fedlgm.files import PRIVATE
 from simulations.attacks import gan, inversion
 from simulations.attacks.target import Images, Target
 from simulations.config import recipe as recipes
+from simulations.config.overrides import override
 from simulations.progress import OnProgress
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
@@ -202,7 +203,7 @@ def _inversion(target: Target, victims: int, settings: InversionSettings) -> Row
 def _gan(job: Job, label: int | str, attacks: Attacks) -> Row:
     raw = job.recipe.model_dump(exclude_none=True)
     if not job.recipe.data.partition.startswith("isolation"):
-        recipes.override(raw, ["data.partition=isolation"])
+        override(raw, ["data.partition=isolation"])
     raw["data"]["private_class"] = label
     target, classifier = Target(recipes.validate(raw)), _classifier(raw)
     found = gan.attack(target, label=label, settings=attacks.gan, classifier=classifier, inception=attacks.inception)

@@ -20,7 +20,8 @@ from fedlgm.keys import KeyRing
 from fedlgm.privacy.guarantee import Unit
 from fedlgm.tasks import Classification
 from simulations.config import recipe as recipes
-from simulations.config.assembly import Assembly, settled
+from simulations.config.assembly import Assembly
+from simulations.config.decided import settled
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
@@ -312,9 +313,7 @@ class ClientPool(Pool):
         """The clients of a run, and others of the same size who hold the test examples."""
         whole, clients = Pool.of(dataset), recipe.federation.clients
         others = max(2, round(clients * len(dataset.test_y) / len(dataset.train_y)))
-        owner = np.full(len(whole.y), -1)
-        for client in range(clients):
-            owner[partition[client]] = client
+        owner = partition.owners(len(whole.y))
         tested = ~whole.trained
         owner[tested] = clients + _owners(whole.x[tested], whole.y[tested], recipe, whole.classes, others)
         return cls._of(whole, owner, np.arange(clients + others) < clients)
@@ -360,7 +359,4 @@ def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients:
         )
     whole = DataSet(section.name, x, y, x[:1], y[:1], classes)
     divided = data.divide(whole, clients, section.partition, seed=section.partition_seed, **section.options)
-    owner = np.full(len(y), -1)
-    for client in range(clients):
-        owner[divided[client]] = client
-    return owner
+    return divided.owners(len(y))

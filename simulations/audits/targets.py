@@ -24,7 +24,9 @@ from fedlgm.release import fingerprint, release
 from fedlgm.run_noise import RunNoise
 from simulations.audits.canaries import audit_stored, run_reported
 from simulations.config import recipe as recipes
-from simulations.config.assembly import Assembly, settled
+from simulations.config.assembly import Assembly
+from simulations.config.decided import settled
+from simulations.config.overrides import override
 from simulations.config.own import Own
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow, RunSummary
@@ -76,7 +78,7 @@ def audit_mechanism(
         ConfigError: a variant or option is unknown, or the mechanism lacks the variant.
     """
     raw: dict[str, Any] = {"mechanism": {"name": name}}
-    recipes.override(raw, [text if text.startswith("mechanism.") else f"mechanism.{text}" for text in overrides])
+    override(raw, [text if text.startswith("mechanism.") else f"mechanism.{text}" for text in overrides])
     options = {key: value for key, value in raw["mechanism"].items() if key not in ("name", "variant")}
     chosen = variant or str(raw["mechanism"].get("variant", "sound"))
     return audit.mechanism(Subject.of(name, chosen, **facts, **options), progress)

@@ -355,7 +355,7 @@ class Assembly:
         """The compiled kernel's trainer; ConfigError if no kernel is available for this model or trainer."""
         if self.trainer_kind.native is None:
             raise ConfigError("training.kernel: this trainer has no native form: use training.kernel = 'torch'")
-        Program.of(module, self.layers, tuple(self.outline.shape), self.task)
+        self._check_native(module)
         return self.trainer_kind.native(module, *arguments, task=self.task, **keywords)
 
     def example_trainer(self, module: nn.Module) -> ExampleTrainer:
@@ -363,8 +363,12 @@ class Assembly:
         section = self.recipe.training
         exact, native = bool(section.exact_sums), section.kernel == "native"
         if native:
-            Program.of(module, self.layers, tuple(self.outline.shape), self.task)
+            self._check_native(module)
         return ExampleTrainer(module, self.layers, self.mechanism, self.device, self.task, exact, native)
+
+    def _check_native(self, module: nn.Module) -> None:
+        """Refuse a model or task that the compiled kernel does not know."""
+        Program.of(module, self.layers, tuple(self.outline.shape), self.task)
 
     def consent(self) -> Consent | None:
         """The consent of clients under local trust."""
@@ -393,16 +397,3 @@ class Assembly:
         own = LocalWork(trainer, section.local, source, self.recipe.federation.stragglers)
         work = self.recipe.protects.work(self.recipe, own)
         return LayerwiseClient(work, self.mechanism, self.layers, keys, serves, **options)
-
-
-def settled(recipe: Recipe) -> Recipe:
-    """The recipe with this machine's device and noise backend, so that a run's recipe names its noise generator.
-
-    Raises:
-        ConfigError: the device or backend is not available on this machine.
-    """
-    device = devices.resolve(recipe.training.device)
-    backend = devices.resolve_noise(recipe.privacy.noise_backend, device)
-    training = recipe.training.model_copy(update={"device": str(device)})
-    privacy = recipe.privacy.model_copy(update={"noise_backend": backend})
-    return recipe.model_copy(update={"training": training, "privacy": privacy})

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from clients import PartitionedSource
+from fedlgm import devices
 from fedlgm.contributions import unbounded
 from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError, DataError
@@ -17,12 +18,26 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.mechanisms import BoundsExamples
 from fedlgm.training import ClientTask, fastest
 from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe
 
 MOST_PARAMETERS = 50_000
 """Largest model whose examples the compiled kernel bounds under "auto": PyTorch is faster for larger ones
 (docs/results/example-level.md)."""
 SIDE_BY_SIDE = 16
 """Number of clients that a GPU trains at once; more lose more to padding than they gain (docs/results/gpu.md)."""
+
+
+def settled(recipe: Recipe) -> Recipe:
+    """The recipe with this machine's device and noise backend, so that a run's recipe names its noise generator.
+
+    Raises:
+        ConfigError: the device or backend is not available on this machine.
+    """
+    device = devices.resolve(recipe.training.device)
+    backend = devices.resolve_noise(recipe.privacy.noise_backend, device)
+    training = recipe.training.model_copy(update={"device": str(device)})
+    privacy = recipe.privacy.model_copy(update={"noise_backend": backend})
+    return recipe.model_copy(update={"training": training, "privacy": privacy})
 
 
 def decided(assembly: Assembly, workers: int) -> Assembly:

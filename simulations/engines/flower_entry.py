@@ -12,19 +12,20 @@ import warnings
 from functools import lru_cache
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Context, Message, UserConfig
+from flwr.app import Context, Message, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from clients import AnyClient, LayerwiseClient, OneClient
 from clients.layerwise import place_reply
+from clients.mod import node_keys
 from clients.replying import ReplyingApp
 from clients.serving import Serving
-from fedlgm import wire
 from fedlgm.errors import ConfigError, FedlgmError, Notice
 from fedlgm.keys import KeyRing
 from simulations.config import recipe as recipes
-from simulations.config.assembly import Assembly, settled
+from simulations.config.assembly import Assembly
+from simulations.config.decided import settled
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.launch import default_folder
@@ -173,14 +174,8 @@ def _own(config: UserConfig) -> Own:
 
 
 def _secret(context: Context) -> int:
-    """Root of an unseeded node's keys: of the run's own folder in a simulation, else kept in the node's own state.
-
-    Flower starts a process per message: with fresh keys in each, a repeated request would be another release.
-    """
+    """Root of an unseeded node's keys: of the run's own folder in a simulation, else kept in the node's own state."""
     folder = str(context.run_config.get("keys", ""))
     if folder:
         return RunFolder.open(Path(folder)).keys(None)[0].root
-    if wire.SECRET not in context.state:
-        root = KeyRing.from_seed(None).root
-        context.state[wire.SECRET] = ConfigRecord({"root": f"{root:032x}"})
-    return int(str(context.state.config_records[wire.SECRET]["root"]), 16)
+    return node_keys(context).root

@@ -54,10 +54,8 @@ def draw(
 
     figure = Shown(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    numeric = all(
-        isinstance(value, (int, float, np.number)) and not isinstance(value, bool) for value in _values(data, over)
-    )
     ticks = _values(data, over)
+    numeric = all(map(frames.is_number, ticks))
     for index, value in enumerate(_all_values(data, hue)):
         label = str(labels.get(str(value), value))
         own = frames.at(data, {hue: value})
@@ -93,11 +91,7 @@ def draw(
 
 
 def _values(frame: DataFrame, key: str) -> list[Any]:
-    return (
-        [cell[key] for cell in frames.cells_of(frame, [key], {}) if frames.name_of(cell[key]) != "none"]
-        if key in frame
-        else []
-    )
+    return [value for value in _all_values(frame, key) if frames.name_of(value) != "none"] if key in frame else []
 
 
 def _all_values(frame: DataFrame, key: str) -> list[Any]:

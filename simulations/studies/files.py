@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedlgm.errors import ConfigError, Notice, alternatives, explained
 from simulations.config import extends
 from simulations.config.grids import parsed
+from simulations.config.overrides import settings
 from simulations.studies.claims import Claim
 from simulations.studies.search import LEAST_SEEDS
 
@@ -191,7 +192,7 @@ def asked(
             ),
             stacklevel=2,
         )
-    changes = found.set | (found.quick if quick else {}) | dict(recipes.settings(overrides))
+    changes = found.set | (found.quick if quick else {}) | dict(settings(overrides))
     return found.model_copy(
         update={
             "grid": found.grid | axes,

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _SPENT = ("epsilon", "claimed_epsilon", "audited_epsilon")
-_ABOUT = ("seed", "status", "reason", *_SPENT, "guarantee", "noise_reproducible", "seconds", "folder")
+_FIRST, _LAST = ("seed", "status", "reason", *_SPENT, "guarantee", "noise_reproducible"), ("seconds", "folder")
+_ABOUT = (*_FIRST, *_LAST)
+_IN_LATEX = str.maketrans({"\\": r"\textbackslash ", **{character: f"\\{character}" for character in "&%$#_{}"}})
 _FIGURES = (*_SPENT, "noise_norm", "noise_scale", "seconds")
 _ROUND = ("epsilon", "claimed_epsilon", "noise_norm", "noise_scale", "released")
 
@@ -36,19 +38,7 @@ def runs(jobs: Sequence[Job], out: Path, failed: Mapping[str, str], keys: Sequen
     rows = [_row(job, out / job.folder, failed.get(job.folder)) for job in jobs]
     names = [name for name in dict.fromkeys(key for row in rows for key in row) if name not in (*keys, *_ABOUT)]
     names = [headline, *(name for name in names if name != headline)]
-    columns = [
-        *keys,
-        "seed",
-        "status",
-        "reason",
-        *_SPENT,
-        "guarantee",
-        "noise_reproducible",
-        *names,
-        "seconds",
-        "folder",
-    ]
-    return pd.DataFrame(rows).reindex(columns=columns)
+    return pd.DataFrame(rows).reindex(columns=[*keys, *_FIRST, *names, *_LAST])
 
 
 def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> DataFrame:
@@ -207,7 +197,12 @@ def name_of(value: Any) -> str:
 def _short(value: Any) -> str:
     if name_of(value) == "none":
         return "--"
-    return f"{value:g}" if isinstance(value, (int, float, np.number)) and not isinstance(value, bool) else str(value)
+    return f"{value:g}" if is_number(value) else str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a frame's value is a number, not a Boolean."""
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
 def _measured(row: Any, name: str) -> str:
@@ -225,6 +220,4 @@ def _number(value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    for character in "\\&%$#_{}":
-        text = text.replace(character, f"\\{character}" if character != "\\" else r"\textbackslash ")
-    return text
+    return text.translate(_IN_LATEX)

@@ -17,8 +17,9 @@ from simulations.config import recipe as recipes
 from simulations.config.fingerprints import object_digest
 from simulations.config.grids import listed
 from simulations.config.messages import OPTIONS, keys_like
+from simulations.config.overrides import Overrides, override, settings
 from simulations.config.own import Own
-from simulations.config.recipe import Overrides, Recipe
+from simulations.config.recipe import Recipe
 from simulations.studies.methods import Method, methods_of, own_name, usual
 from simulations.studies.networks import Network, networks_of
 
@@ -46,10 +47,8 @@ class Job:
 
     Attributes:
         method: label of its mechanism.
-        epsilon: budget; None for runs without privacy, which have no budget.
-        partition: partition scheme.
         repetition: number of the repetition, from 0.
-        recipe: complete recipe of the run.
+        recipe: complete recipe of the run; of a refused run, the study's own.
         folder: name of the run's folder.
         point: its values of the grid's keys.
         own: its Python objects.
@@ -57,8 +56,6 @@ class Job:
     """
 
     method: str
-    epsilon: float | None
-    partition: str
     repetition: int
     recipe: Recipe
     folder: str
@@ -104,12 +101,12 @@ def jobs(
     else:
         common, mechanism, own = _sorted_overrides(methods, given)
         base = recipes.load(recipe, common)
-    made = [replace(method, changes=dict(recipes.settings(own[method.label]))) for method in methods_of(methods)]
+    made = [replace(method, changes=dict(settings(own[method.label]))) for method in methods_of(methods)]
     grid: dict[str, list[Any]] = {
         "privacy.epsilon": list(epsilons) or [base.privacy.epsilon],
         "data.partition": list(partitions) or [base.data.partition],
     }
-    return planned(base, made, grid, range(seeds), dict(recipes.settings(mechanism)))
+    return planned(base, made, grid, range(seeds), dict(settings(mechanism)))
 
 
 def grid_jobs(
@@ -150,7 +147,7 @@ def grid_jobs(
     else:
         section = base.mechanism
         methods = [Method(own_name(base), section.name, section.variant)]
-    options = dict(recipes.settings(overrides))
+    options = dict(settings(overrides))
     return planned(base, methods, axes, seeds, options, own, labelled="mechanism" in grid, networks=networks)
 
 
@@ -194,13 +191,13 @@ def planned(
         for values in itertools.product(*(_once(values) for values in meant.values())):
             point = dict(zip(meant, values, strict=True))
             for repetition in seeds:
+                shown = ({"mechanism": method.label} if labelled else {}) | point
+                job = Job(method.label, repetition, base, _folder(method, point, repetition), shown)
                 try:
-                    made.append(
-                        _job(base, method, known[method.label], point, repetition, options, own, labelled, networks)
-                    )
+                    made.append(_made(job, method, known[method.label], point, options, own, networks))
                 except ConfigError as error:
                     why = why or error
-                    made.append(_refused(base, method, point, repetition, str(error), labelled))
+                    made.append(replace(job, refused=str(error)))
     if why is not None and all(job.refused for job in made):
         raise why
     names = [job.folder for job in made]
@@ -224,51 +221,31 @@ def derived_seed(seed: int, raw: dict[str, Any], repetition: int, own: Mapping[s
     return KeyRing.from_seed(seed).derive(text.encode(), str(repetition).encode()).root
 
 
-def _job(
-    base: Recipe,
+def _made(
+    job: Job,
     method: Method,
     known: set[str],
     point: Mapping[str, Any],
-    repetition: int,
     options: Mapping[str, Any],
     own: Own,
-    labelled: bool,
     networks: Mapping[str, Network],
 ) -> Job:
+    """The job with its own recipe, made from the study's, and with its objects."""
+    base = job.recipe
     raw = _raw(base, method, known, {key: v for key, v in options.items() if key.removeprefix("mechanism.") in known})
     if MODEL in point:
         own = networks[point[MODEL]].into(raw, own)
-    recipes.override(raw, method.changes)
-    recipes.override(raw, {key: value for key, value in point.items() if value is not None and key != MODEL})
-    raw["model"].setdefault("seed", (base.run.seed or 0) + repetition)
-    raw["name"] = _folder(method, point, repetition)
+    override(raw, method.changes)
+    override(raw, {key: value for key, value in point.items() if value is not None and key != MODEL})
+    raw["model"].setdefault("seed", (base.run.seed or 0) + job.repetition)
+    raw["name"] = job.folder
     objects = {} if method.mechanism is None else {method.label: object_digest(method.mechanism)}
     if MODEL in point and own.model is not None:
         objects[MODEL] = point[MODEL]  # the recipe names its class only
     if base.run.seed is not None:
-        raw["run"]["seed"] = derived_seed(base.run.seed, raw, repetition, objects)
-    parsed = recipes.validate(raw)
-    return Job(
-        method.label,
-        parsed.privacy.epsilon if method.private else None,
-        parsed.data.partition,
-        repetition,
-        parsed,
-        parsed.name,
-        _shown(method, point, labelled),
-        own if method.mechanism is None else replace(own, mechanism=method.mechanism),
-    )
-
-
-def _refused(base: Recipe, method: Method, point: Mapping[str, Any], repetition: int, why: str, labelled: bool) -> Job:
-    epsilon = point.get("privacy.epsilon", base.privacy.epsilon) if method.private else None
-    partition, folder = str(point.get("data.partition", base.data.partition)), _folder(method, point, repetition)
-    shown = _shown(method, point, labelled)
-    return Job(method.label, epsilon, partition, repetition, base, folder, shown, refused=why)
-
-
-def _shown(method: Method, point: Mapping[str, Any], labelled: bool) -> dict[str, Any]:
-    return ({"mechanism": method.label} if labelled else {}) | dict(point)
+        raw["run"]["seed"] = derived_seed(base.run.seed, raw, job.repetition, objects)
+    used = own if method.mechanism is None else replace(own, mechanism=method.mechanism)
+    return replace(job, recipe=recipes.validate(raw), own=used)
 
 
 def _raw(base: Recipe, method: Method, known: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,11 +255,11 @@ def _raw(base: Recipe, method: Method, known: set[str], options: Mapping[str, An
         Own(mechanism=method.mechanism).into(raw)
     elif (method.name, method.variant) != (base.mechanism.name, base.mechanism.variant):
         naming = {"mechanism.name": method.name, "mechanism.variant": method.variant or "sound"}
-        recipes.override(raw, naming | dict(options))
+        override(raw, naming | dict(options))
         if not method.variant:
             raw["mechanism"].pop("variant")  # seeds are derived from what a method says
     else:
-        recipes.override(raw, options)
+        override(raw, options)
     if method.name == "none" and raw["run"].get("audit"):
         raw["run"]["audit"] = False  # there is no noise to audit
     return raw

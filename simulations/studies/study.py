@@ -15,10 +15,10 @@ from fedlgm.files import path_of
 from fedlgm.tasks import Metric
 from fedlgm.tasks.own_figures import Evaluate
 from simulations.arguments import recipe_of, refuse_named_measures, refuse_unknown
-from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
+from simulations.config.overrides import Overrides, settings
 from simulations.config.own import Own, own_of
-from simulations.config.recipe import Overrides, Recipe
+from simulations.config.recipe import Recipe
 from simulations.studies import frames, networks, running
 from simulations.studies.jobs import MODEL, Job, grid_jobs
 from simulations.studies.progress import Line
@@ -117,7 +117,7 @@ def base_of(
         given: model, data and task as names or objects, and metrics and evaluate as functions.
         overrides: see `study`.
     """
-    changes = dict(recipes.settings(overrides))
+    changes = dict(settings(overrides))
     shared = "mechanism" in grid
     if MODEL in grid and any(key.startswith("model.") for key in changes if key != "model.seed"):
         raise ConfigError("overrides of [model]: the models are in grid['model']; give (label, name, {option: value})")

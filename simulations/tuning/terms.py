@@ -17,8 +17,10 @@ from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import encode, gaussian_event, repeated
 from fedlgm.privacy.selection import Law, selection_event
 from simulations.config import recipe as recipes
-from simulations.config.assembly import Assembly, settled
+from simulations.config.assembly import Assembly
+from simulations.config.decided import settled
 from simulations.config.grids import listed
+from simulations.config.overrides import override
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.tuning.rows import SearchTerms
@@ -78,7 +80,7 @@ class Search:
         candidates, costs = [], {}
         for settings in combinations:
             raw = base.model_dump(exclude_none=True)
-            recipes.override(raw, settings)
+            override(raw, settings)
             candidate = settled(recipes.validate(raw))
             candidates.append(candidate)
             assembly = Assembly(candidate, own)

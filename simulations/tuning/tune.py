@@ -33,8 +33,9 @@ from fedlgm.privacy.selection import Law, draw_runs
 from simulations import launch
 from simulations.api import RunResult, result_of
 from simulations.arguments import recipe_of
+from simulations.config.overrides import Overrides
 from simulations.config.own import Own, own_of
-from simulations.config.recipe import Overrides, Recipe
+from simulations.config.recipe import Recipe
 from simulations.figures import Figures
 from simulations.runs import strict_json
 from simulations.runs.folder import SEARCH

@@ -11,6 +11,7 @@ from fedlgm.correlation import Workload
 from fedlgm.errors import ConfigError
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
+from simulations.config.overrides import override
 from simulations.config.own import Own
 
 
@@ -41,7 +42,7 @@ def test_options_of_another_variant_fall_away():
     published = recipes.load("digits", to_published).mechanism
     assert published.options == {"batch_share": 0.2}
     raw = recipes.load("digits", to_published).model_dump(exclude_none=True)
-    recipes.override(raw, ["mechanism.variant=sound", "mechanism.bound=0.3"])
+    override(raw, ["mechanism.variant=sound", "mechanism.bound=0.3"])
     assert recipes.validate(raw).mechanism.options == {"bound": 0.3}
     with pytest.raises(ConfigError, match="no option 'bound'; known: threshold"):
         recipes.load("digits", [*to_published, "mechanism.bound=0.3"])

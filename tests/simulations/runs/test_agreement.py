@@ -139,7 +139,7 @@ def test_an_edited_sentence_has_no_effect(edited, finished):
 
 def test_no_reader_of_a_comparison_takes_an_edited_summary(tmp_path):
     values = tiny_values()
-    job = Job("snr-consistent", 8.0, "dirichlet", 0, recipes.validate(values), "run")
+    job = Job("snr-consistent", 0, recipes.validate(values), "run")
     running.run([job], tmp_path)
     file = tmp_path / job.folder / "result.json"
     kept = json.loads(file.read_text())

@@ -52,9 +52,9 @@ def test_one_run_for_every_combination() -> None:
     assert len({job.recipe.run.seed for job in todo}) == len(todo)  # runs that are compared share no noise
     for job in todo:
         assert job.recipe.model.seed == 3 + job.repetition
-        assert job.recipe.data.partition == job.partition
-        assert job.recipe.privacy.epsilon == (8.0 if job.epsilon is None else job.epsilon)
-        assert job.recipe.data.options == ({"alpha": 0.5} if job.partition == "dirichlet" else {})
+        assert job.recipe.data.partition == job.point["data.partition"]
+        assert job.recipe.privacy.epsilon == (job.point["privacy.epsilon"] or 8.0)
+        assert job.recipe.data.options == ({"alpha": 0.5} if job.point["data.partition"] == "dirichlet" else {})
         assert recipe.validate(job.recipe.model_dump(exclude_none=True)) == job.recipe
 
 
@@ -218,7 +218,11 @@ def test_figures_are_those_of_the_runs(finished: tuple[list[Job], Path]) -> None
     assert set(cells) == {("ladp", 8.0), ("ladp", 2.0), ("full-dp", 8.0), ("full-dp", 2.0), ("none", None)}
 
     def rows(method: str) -> list[list[dict]]:
-        return [RunFolder(out / job.folder).rows() for job in todo if job.method == method and job.epsilon == 8.0]
+        return [
+            RunFolder(out / job.folder).rows()
+            for job in todo
+            if job.method == method and job.point["privacy.epsilon"] == 8.0
+        ]
 
     accuracies = {m: [[row["accuracy"] for row in run[-5:]] for run in rows(m)] for m in ("ladp", "full-dp")}
     cell = cells["full-dp", 8.0]

@@ -1,0 +1,125 @@
+"""Changes of a recipe's plain values, from texts of the command line or from Python values."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from fedlgm import mechanisms
+from fedlgm.errors import ConfigError
+from simulations.config.messages import OPTIONS, SECTIONS
+from simulations.config.named_sections import READING
+
+Overrides = Iterable[str] | Mapping[str, Any]
+"""Changes of a recipe's values: "section.key=value" texts, or {"section.key": value}."""
+
+_SIZES = frozenset({"rate", "cohort"})
+_NAMING = {"mechanism": "name", "model": "name", "task": "name", "trainer": "name", "data": "partition"}
+
+
+def override(raw: dict[str, Any], texts: Overrides) -> None:
+    """Set values in a recipe's plain values.
+
+    With another mechanism, variant, model or partition scheme, options that it does not have are removed; `rate` and
+    `cohort` of [federation] replace each other. The title is removed if keys outside [run] change, because it
+    describes the recipe as written.
+
+    Args:
+        raw: changed in place.
+        texts: "section.key=value" with a TOML value, or "key=value" at the top; a value that is not TOML is a string.
+            "section.key=none" removes a value, so that the default holds; mechanism.name=none is a mechanism. Or a
+            mapping {"section.key": value}, in which None removes a value.
+
+    Raises:
+        ConfigError: a text has another form, or a value replaces a section.
+
+    Example:
+        >>> from simulations.config.recipe import read
+        >>> raw = read("digits")
+        >>> override(raw, ["privacy.epsilon=2", "mechanism.name=gaussian"])
+        >>> raw["privacy"]["epsilon"], raw["mechanism"]["name"]
+        (2, 'gaussian')
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    changed: set[str] = set()
+    for path, parsed in settings(texts):
+        section, *keys = path.split(".")
+        if not section or len(keys) > 1 or not all(keys):
+            raise ConfigError(f"--set and overrides take section.key=value, got {path!r}")
+        removed = parsed is None
+        changed.add(section)
+        if not keys and removed:
+            raw.pop(section, None)
+            sections.pop(section, None)
+        elif not keys:
+            raw[section] = parsed
+        elif not isinstance(raw.get(section, {}), dict):
+            raise ConfigError(f"--set {path!r}: {section} is not a section")
+        elif removed:
+            raw.setdefault(section, {}).pop(keys[0], None)
+            sections.get(section, {}).pop(keys[0], None)
+        else:
+            sections.setdefault(section, {})[keys[0]] = parsed
+    for section, values in sections.items():
+        raw[section] = laid_over(section, raw.get(section, {}), values)
+    if changed - {"name", "run"} and "title" not in changed:
+        raw.pop("title", None)
+
+
+def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
+    """(path, value) of each override; the value None removes the key.
+
+    Raises:
+        ConfigError: an override has no path, or is no text.
+
+    Example:
+        >>> list(settings(["privacy.epsilon=2", "run.seed=none"]))
+        [('privacy.epsilon', 2), ('run.seed', None)]
+    """
+    if isinstance(overrides, Mapping):
+        for path, value in overrides.items():
+            if not isinstance(path, str):
+                raise ConfigError(f"overrides map 'section.key' to a value, got the key {path!r}")
+            if isinstance(value, Mapping) and "." not in path:
+                keys = ", ".join(f"'{path}.{key}': {own!r}" for key, own in value.items())
+                raise ConfigError(f"overrides name a key by its section, without nesting: {{{keys}}}")
+            yield path.strip(), value
+        return
+    if isinstance(overrides, str) or not isinstance(overrides, Iterable):
+        kind = type(overrides).__name__
+        raise ConfigError(f"overrides are a list of 'section.key=value' or a mapping, got {kind}: {overrides!r}")
+    for text in overrides:
+        if not isinstance(text, str):
+            raise ConfigError(f"overrides are a list of 'section.key=value' or a mapping, got {text!r} in it")
+        path, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not path:
+            raise ConfigError(f"--set and overrides take section.key=value, got {text!r}")
+        section, _, key = path.partition(".")
+        if value == "none" and not (key and _NAMING.get(section) == key):
+            yield path, None
+            continue
+        try:
+            yield path, tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            yield path, value
+
+
+def laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """A section's values over its previous ones; options that only the previously named object has are dropped."""
+    kept = dict(below)
+    if section == "federation" and above.keys() & _SIZES:
+        kept = {key: value for key, value in kept.items() if key not in _SIZES}
+    if section == "data" and above.get("name", below.get("name")) != below.get("name"):
+        kept.pop("pixels", None)  # other examples, another interval
+        if not str(above["name"]).startswith(f"{str(below.get('name')).partition('/')[0]}/"):  # no half of the same set
+            kept = {key: value for key, value in kept.items() if key not in READING}
+    naming = _NAMING.get(section, "")
+    name = above.get(naming, below.get(naming))
+    variant = above.get("variant", below.get("variant", "sound")) if section == "mechanism" else None
+    if name != below.get(naming) or variant not in (None, below.get("variant", "sound")):
+        with suppress(ConfigError):  # an unknown name is reported when the whole recipe is checked
+            options = OPTIONS[section](str(name)) if variant is None else mechanisms.options(str(name), str(variant))
+            kept = {key: value for key, value in kept.items() if key in {*SECTIONS[section].model_fields, *options}}
+    return kept | above
