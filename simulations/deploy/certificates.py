@@ -28,7 +28,7 @@ _DAYS = 825
 def make_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     """Create the deployment's own certificate authority: `ca.crt` and `ca.key` in `folder`."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedlgm deployment")])
+    name = _named("fedlgm deployment")
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     certificate = (
         _builder(name, name, key.public_key())
@@ -37,8 +37,7 @@ def make_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriv
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    create_durably(folder / "ca.key", _private(key))
-    (folder / "ca.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    _write(folder, "ca", key, certificate)
     return certificate, key
 
 
@@ -48,7 +47,7 @@ def make_server_certificate(
     """The SuperLink's certificate for `hosts` (names and addresses): `tls.crt` and `tls.key` in `folder`."""
     issuer, signer = authority
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    name = _named(hosts[0])
     certificate = (
         _builder(name, issuer.subject, key.public_key())
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
@@ -57,8 +56,7 @@ def make_server_certificate(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA256())
     )
-    create_durably(folder / "tls.key", _private(key))
-    (folder / "tls.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    _write(folder, "tls", key, certificate)
 
 
 def make_node_key(path: Path) -> bytes:
@@ -103,5 +101,12 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _write(folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+    """Write `name`.key, which only its owner can read, and `name`.crt."""
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    create_durably(folder / f"{name}.key", private)
+    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))

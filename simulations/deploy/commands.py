@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from simulations.shell import Commands, JsonOption, SetOption, print_json
 from simulations.tables import table
+
+if TYPE_CHECKING:
+    from simulations.deploy.layout import DeploymentFolder
 
 app = typer.Typer(cls=Commands, help="Create, start, run and stop federations of real nodes.", no_args_is_help=True)
 _out = Console(highlight=False, soft_wrap=True, emoji=False)
@@ -74,9 +77,8 @@ def enrol(
 ) -> None:
     """Enrol a node that created its own keys."""
     from simulations.deploy.create import enrol as add
-    from simulations.deploy.layout import DeploymentFolder
 
-    entry = add(DeploymentFolder.open(folder), public, key, replace=replace)
+    entry = add(_opened(folder), public, key, replace=replace)
     _out.print(
         f"client {entry['client']} is {entry['name']}; register its SuperNode with flwr supernode register",
         markup=False,
@@ -87,18 +89,16 @@ def enrol(
 def up(folder: FolderArgument) -> None:
     """Start the SuperLink and all nodes on this machine."""
     from simulations.deploy import processes
-    from simulations.deploy.layout import DeploymentFolder
 
-    processes.up(DeploymentFolder.open(folder), _say)
+    processes.up(_opened(folder), _say)
 
 
 @app.command()
 def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
     """Show the processes, the connected nodes and the remaining budget of every node."""
     from simulations.deploy import processes
-    from simulations.deploy.layout import DeploymentFolder
 
-    found = processes.status(DeploymentFolder.open(folder))
+    found = processes.status(_opened(folder))
     if as_json:
         print_json(found)
         return
@@ -125,9 +125,8 @@ def register(
     """As the signer's user, register a recipe's run, so that its questions are signed; `run` does this if it may."""
     from simulations.config import recipe as recipes
     from simulations.deploy import submit
-    from simulations.deploy.layout import DeploymentFolder
 
-    name = submit.register(DeploymentFolder.open(folder), recipes.load(recipe, overrides or ()), fresh=fresh)
+    name = submit.register(_opened(folder), recipes.load(recipe, overrides or ()), fresh=fresh)
     _out.print(f"registered {name}", markup=False)
 
 
@@ -142,10 +141,9 @@ def run(
     """Run a recipe on the nodes; repeat the command to continue an interrupted run."""
     from simulations.config import recipe as recipes
     from simulations.deploy import submit
-    from simulations.deploy.layout import DeploymentFolder
     from simulations.reports import terminal
 
-    result = submit.run(DeploymentFolder.open(folder), recipes.load(recipe, overrides or ()), fresh=fresh, say=_say)
+    result = submit.run(_opened(folder), recipes.load(recipe, overrides or ()), fresh=fresh, say=_say)
     if as_json:
         print_json(result)
     else:
@@ -156,10 +154,15 @@ def run(
 def down(folder: FolderArgument) -> None:
     """Stop all processes that `up` started on this machine."""
     from simulations.deploy import processes
+
+    stopped = processes.down(_opened(folder))
+    _out.print(f"stopped {stopped} processes" if stopped else "nothing was running", markup=False)
+
+
+def _opened(path: Path) -> DeploymentFolder:
     from simulations.deploy.layout import DeploymentFolder
 
-    stopped = processes.down(DeploymentFolder.open(folder))
-    _out.print(f"stopped {stopped} processes" if stopped else "nothing was running", markup=False)
+    return DeploymentFolder.open(path)
 
 
 def _say(line: str) -> None:

@@ -42,7 +42,6 @@ class WorkerGrid(NumberingGrid):
     def __init__(self, workers: int) -> None:
         super().__init__()
         self._node_ids = list(range(2, workers + 2))
-        self._replies: dict[str, Message] = {}
         self._said: set[str] = set()
 
     def say(self, notice: Notice) -> None:
@@ -70,17 +69,6 @@ class WorkerGrid(NumberingGrid):
     def get_nodes(self) -> list[Any]:
         """Not needed, because workers hold no information."""
         return []
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Deliver at once and keep the replies for `pull_messages`."""
-        batch = list(messages)
-        for message, reply in zip(batch, self.deliver(batch), strict=True):
-            self._replies[message.metadata.message_id] = reply
-        return [message.metadata.message_id for message in batch]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies to pushed messages, each returned once."""
-        return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:  # type: ignore[override]
         """Replies in the order of the messages, streamed."""

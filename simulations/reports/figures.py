@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from simulations.reports.pictures import draw_division, draw_sizes
@@ -37,21 +38,24 @@ def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
 
 def draw_descent(values: Sequence[float], optimum: float, title: str, path: Path) -> None:
     """Objective above the non-private optimum after each pass, the start included."""
-    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _plain(xlabel="pass", ylabel="objective above the optimum", title=title)
     axes.semilogy(range(len(values)), [max(value - optimum, 1e-12) for value in values], marker=".")
-    axes.set(xlabel="pass", ylabel="objective above the optimum", title=title)
-    axes.grid(alpha=0.3)
     save(figure, path)
 
 
 def draw_spectrum(exact: Sequence[float], released: Sequence[float], title: str, path: Path) -> None:
     """Eigenvalues, largest first, of the exact and of the released second-moment matrix."""
-    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _plain(xlabel="component", ylabel="eigenvalue", title=title)
     for values, label, style in ((exact, "exact", "-"), (released, "released", "--")):
         axes.plot(range(1, len(values) + 1), values, style, label=label)
-    axes.set(xlabel="component", ylabel="eigenvalue", title=title)
     axes.legend()
-    axes.grid(alpha=0.3)
     save(figure, path)
+
+
+def _plain(**words: str) -> tuple[Figure, Axes]:
+    """A figure of one grid with a title and the names of its axes."""
+    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.set(**words)
+    axes.grid(alpha=0.3)
+    return figure, axes

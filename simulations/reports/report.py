@@ -16,6 +16,7 @@ from fedlgm.privacy.charge import Charge
 from fedlgm.privacy.ledger import Ledger
 from simulations.reports import page
 from simulations.reports.charges import event_group, how_to_read
+from simulations.reports.pictures import division, heat_map, layer_columns, over_rounds, per_layer
 from simulations.reports.rounds import described, noise_over_rounds, stored_sigma
 from simulations.reports.rows import ClientRow, LedgerReport
 from simulations.reports.terminal import OF_Z, number
@@ -89,8 +90,6 @@ def _facts(facts: Sequence[tuple[str, str]]) -> str:
 
 
 def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    from simulations.reports.pictures import over_rounds
-
     pictures = page.curves(rows, str(result["guarantee_status"]))
     noise = [row["noise_norm"] for row in rows]
     if max(noise, default=0.0) > min(noise, default=0.0) * 1.001:
@@ -104,8 +103,6 @@ def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
 
 
 def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
-    from simulations.reports.pictures import layer_columns, per_layer
-
     layers = folder.provenance.layers()
     if not rows or len(rows[-1]["clip"]) != len(layers):
         return ""
@@ -136,7 +133,6 @@ def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
 def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: float) -> str:
     """Noise over layers and rounds, and in the sum of the rounds, of a run whose rounds are one mechanism."""
     from simulations.config.facts import facts_of
-    from simulations.reports.pictures import heat_map, layer_columns, over_rounds
 
     recipe, layers = folder.recipe(), folder.provenance.layers()
     if len(rows) != recipe.federation.rounds:
@@ -166,7 +162,6 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
 def _division(folder: RunFolder, private: bool) -> str:
     """The division of the data; for data that may be private, only for the operator."""
     from simulations.config.assembly import Assembly
-    from simulations.reports.pictures import division
 
     recipe = folder.recipe()
     simulated = folder.provenance.read().get("clients", "simulated clients") == "simulated clients"
@@ -242,8 +237,6 @@ def _origin(folder: RunFolder, result: Mapping[str, Any]) -> str:
 
 def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
     """Figures for the operator only."""
-    from simulations.reports.pictures import over_rounds
-
     known = [row for row in rows if "cohort" in row]
     rounds = [row["round"] for row in known]
     taking_part = {"drawn": [row["cohort"] for row in known], "asked": [row["present"] for row in known]}

@@ -53,8 +53,7 @@ def summary(result: RunSummary) -> Group:
     rows.add_row("rounds", f"{result['rounds']}{pace}")
     name, value = headline(result)
     rows.add_row(escape(f"test {name}"), f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})")
-    rows.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
-    rows.add_row(*_proven(result))
+    _add_spent(rows, result)
     if "readers_epsilon" in result:
         rows.add_row("epsilon of readers", number(result["readers_epsilon"]))
     if "audited_epsilon" in result:
@@ -90,6 +89,11 @@ def epsilon_label(status: str) -> str:
     return "epsilon conditional" if status == "conditional" else "epsilon proven"
 
 
+def _add_spent(rows: Table, result: Mapping[str, Any]) -> None:
+    rows.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
+    rows.add_row(*_proven(result))
+
+
 def _proven(result: Mapping[str, Any]) -> tuple[str, str]:
     figure = f"[bold]{number(result['epsilon'])}[/bold]  at delta {result['delta']:g}"
     return epsilon_label(result["guarantee_status"]), figure
@@ -106,8 +110,7 @@ def application(result: Mapping[str, Any]) -> Panel:
     figures = result["diagnostics"]
     rows = facts([("data", f"{result['data']}: {result['rows']:,} rows over {result['clients']} clients")])
     rows.add_row("method", result.get("method") or f"{result['rule']}, {result['family']}")
-    rows.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
-    rows.add_row(*_proven(result))
+    _add_spent(rows, result)
     rows.add_row("guarantee", escape(result["guarantee"]))
     for name in ("objective", "optimum", "relative_error", "recovery_error", "variance_kept"):
         if name in figures:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ _NUMBERS = {text: float(text) for text in ("inf", "-inf", "nan")}
 
 def dumps(value: Any, indent: int | None = None) -> str:
     """`value` as strict JSON."""
-    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+    return json.dumps(_mapped(value, _plain), indent=indent, allow_nan=False)
 
 
 def write(path: Path, value: Any, mode: int = PUBLIC, indent: int | None = 2) -> None:
@@ -31,24 +32,21 @@ def loads(text: str) -> Any:
     Raises:
         ValueError: the text is not JSON.
     """
-    return _numbers(json.loads(text))
+    return _mapped(json.loads(text), _number)
+
+
+def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The same lists and mappings with other leaves."""
+    if isinstance(value, dict):
+        return {key: _mapped(item, leaf) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mapped(item, leaf) for item in value]
+    return leaf(value)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _numbers(value: Any) -> Any:
-    if isinstance(value, str):
-        return _NUMBERS.get(value, value)
-    if isinstance(value, dict):
-        return {key: _numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return value
+def _number(value: Any) -> Any:
+    return _NUMBERS.get(value, value) if isinstance(value, str) else value
