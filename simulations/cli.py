@@ -156,7 +156,8 @@ def simulate(
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit) and not folders:
             interrupted("interrupted before the run had begun: nothing was written")
-        for folder in () if isinstance(error, FedlgmError) and resume is not None else folders:
+        ended = isinstance(error, FedlgmError) and resume is not None
+        for folder in () if ended else filter(Path.exists, folders):  # a refused run has left none
             how = "" if engine == "auto" else f" --engine {engine}"
             interrupted(f"interrupted; continue with: fedlgm simulate --resume {folder}{how}")
         raise
@@ -301,7 +302,9 @@ def export(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     format: Annotated[str, typer.Option(help="safetensors, pt or onnx.")] = "safetensors",
     out: Annotated[Path | None, typer.Option(help="File or folder; by default model.FORMAT in the run folder.")] = None,
-    adapter: Annotated[bool, typer.Option(help="Write only the adapters (LoRA), in peft's format.")] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write only the adapters (LoRA), in peft's format.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a finished run's model to a file, with its guarantee."""

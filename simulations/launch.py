@@ -34,6 +34,8 @@ def simulate(
 ) -> RunSummary:
     """Simulate a federation in a new run folder and return its summary (see `server.serve`).
 
+    A run that ends with an error before its first round is charged leaves no folder.
+
     `simulations.simulate` does the same from Python, and its docstring has an example.
 
     Args:
@@ -67,7 +69,8 @@ def simulate(
         folder = RunFolder.create(Path(run_dir), recipe) if run_dir is not None else _fresh_folder(recipe)
         if on_folder is not None:
             on_folder(folder.path)
-        return serve(assembly, folder, progress, objects)
+        with folder.removed_if_refused():
+            return serve(assembly, folder, progress, objects)
 
 
 def resume(

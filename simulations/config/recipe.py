@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
@@ -37,7 +37,7 @@ _DEEPEST = 8
 class Recipe(Section):
     """A validated recipe; docs/api/recipe.md documents all sections.
 
-    Inconsistent sections are refused: `load` and `validate` raise a `ConfigError`.
+    Unknown keys, wrong values and inconsistent sections raise a `ConfigError`, as in `load`.
 
     Example:
         >>> recipe = load("digits", ["federation.sampling='fixed'"])
@@ -63,7 +63,19 @@ class Recipe(Section):
     def __init__(self, *names: Any, **sections: Any) -> None:
         if names:
             raise ConfigError("a Recipe takes its sections by name; load_recipe('digits') reads a recipe by its name")
-        super().__init__(**sections)
+        try:
+            super().__init__(**sections)
+        except ValidationError as error:
+            raise ConfigError(messages.explain(sections, error.errors(), Recipe)) from error
+
+    @classmethod
+    def model_validate(cls, obj: Any, **_: Any) -> Self:
+        """A recipe from plain values; the errors are those of `load`."""
+        if isinstance(obj, cls):
+            return obj
+        if not isinstance(obj, Mapping) or not all(isinstance(key, str) for key in obj):
+            raise ConfigError(f"a recipe's values are a mapping of its sections, got {obj!r}")
+        return cls(**obj)
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
@@ -247,10 +259,7 @@ def validate(raw: dict[str, Any]) -> Recipe:
         >>> validate(read("digits")) == load("digits")
         True
     """
-    try:
-        recipe = Recipe.model_validate(raw)
-    except ValidationError as error:
-        raise ConfigError(messages.explain(raw, error.errors(), Recipe)) from error
+    recipe = Recipe.model_validate(raw)
     recipe.protects.warn_of_delta(recipe)
     return recipe
 

@@ -59,6 +59,17 @@ def run(
         return target.finished()
     if target.rows():
         say(f"continuing {target.path} after round {target.rows()[-1]['round']}")
+    try:
+        with target.removed_if_refused(asks_nodes=True):
+            return _submitted(flower, folder, target, recipe, say)
+    finally:
+        if not target.path.exists() and os.access(folder.signer.runs, os.W_OK):
+            (folder.signer.runs / f"{target.path.name}.json").unlink(missing_ok=True)
+
+
+def _submitted(
+    flower: Flower, folder: DeploymentFolder, target: RunFolder, recipe: Recipe, say: Callable[[str], None]
+) -> RunSummary:
     if os.access(folder.signer.runs, os.W_OK):  # else its user has registered the run
         registered(folder, recipe, target.path.name)
     run_config = target.path / "flower.toml"

@@ -60,9 +60,10 @@ def make_server_app() -> ServerApp:
             _require_nodes(recipe, context.run_config)
             Assembly(recipe).check_model()
             folder = RunFolder.create(given or default_folder(recipe).resolve(), recipe)
-        assembly = Assembly(recipe, _own(context.run_config))
-        nodes = nodes_of(assembly, _kind(context.run_config), simulated=_simulated(context.run_config))
-        result = serve(grid, assembly, folder, "flower", print_row, nodes=nodes)
+        with folder.removed_if_refused():
+            assembly = Assembly(recipe, _own(context.run_config))
+            nodes = nodes_of(assembly, _kind(context.run_config), simulated=_simulated(context.run_config))
+            result = serve(grid, assembly, folder, "flower", print_row, nodes=nodes)
         name, value = headline(result)
         print(
             f"{name} {value:.4f}, epsilon {result['epsilon']:.3f}, run folder {folder.path}\n"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,24 +45,61 @@ SEARCH = "search.json"
 class RunFolder:
     """One run's files under `path`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, parents: tuple[Path, ...] | None = None) -> None:
+        self.path, self._made_with = path, parents
 
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> RunFolder:
-        """Make a new folder, which contains its recipe from the start.
+        """Make a new folder, which contains its recipe from the start, and the folders above it.
 
         Raises:
             RunError: the folder exists (nothing is changed) or cannot be created.
         """
         cls.refuse_existing(path)
+        missing = tuple(parent for parent in path.parents if not parent.exists())
         try:
             with drafted(path) as draft:
                 (draft / "checkpoints").mkdir(parents=True)
                 write_durably(cls(draft).recipe_file, recipe.to_toml().encode(), PUBLIC)
         except OSError as error:
             raise RunError(f"cannot create the run folder {path}: {error.strerror}; choose another folder") from error
-        return cls(path)
+        return cls(path, missing)
+
+    @contextmanager
+    def removed_if_refused(self, *, asks_nodes: bool = False) -> Iterator[None]:
+        """Remove a folder that `create` made if the block raises an error before the run has charged a round.
+
+        An interruption keeps it, and so does an error of a run that `open` returned.
+
+        Args:
+            asks_nodes: whether the clients are nodes with ledgers, which charge a round before the run does. An empty
+                ledger then also keeps the folder.
+        """
+        try:
+            yield
+        except Exception:
+            if self._made_with is not None and not self.begun() and not (asks_nodes and self.ledger_file.exists()):
+                self.remove()
+            raise
+
+    def begun(self) -> bool:
+        """Whether the run has charged or recorded a round."""
+        if self._released() or self.checkpoints.files() or self.diverged.read() is not None:
+            return True
+        if not self.ledger_file.is_file():
+            return False
+        try:
+            with Ledger(self.ledger_file) as ledger:
+                return ledger.rounds() > 0
+        except LedgerError:
+            return True
+
+    def remove(self) -> None:
+        """Remove the run, and the empty folders that `create` made for it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        for parent in self._made_with or ():
+            with suppress(OSError):  # another run is in it
+                parent.rmdir()
 
     @staticmethod
     def refuse_existing(path: Path) -> None:

@@ -29,7 +29,7 @@ def study(
     grid: Annotated[
         list[str] | None,
         typer.Option(
-            "--grid", help="key=value,value: mechanism, or any key of the recipe; instead of the study's; repeat."
+            "--grid", help="key=value,value: mechanism, or any key of the recipe; instead of the study's; repeatable."
         ),
     ] = None,
     search: Annotated[

@@ -13,6 +13,7 @@ import io
 import math
 import os
 import secrets
+import shutil
 import time
 import traceback
 import warnings
@@ -167,7 +168,11 @@ class _Searching:
 
     def made(self) -> TuneResult:
         """Charge the search, run it, and publish its best run."""
-        self._charge()
+        try:
+            self._charge()
+        except Exception:  # nothing was run
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
         best = self._best()
         values = cast(SearchResult, {**self._planned.terms, "folder": str(self._folder)})
         if best is not None:

@@ -136,3 +136,28 @@ def test_no_message_names_a_place_twice_or_speaks_the_checkers_language():
 )
 def test_where_a_message_is_from_is_put_before_it_once(path, text, expected):
     assert located(path, text, owner="uniform", keys=["bound"]) == expected
+
+
+@pytest.mark.parametrize("make", [Recipe.model_validate, lambda raw: Recipe(**raw)])
+def test_a_recipe_from_values_is_refused_in_the_words_of_a_recipe_from_a_file(make):
+    raw = recipes.read("digits")
+    for changes in (
+        {"federation.rounds": 0},
+        {"privacy.epsilom": 4},
+        {"federation.cohort": 999},
+        {"mechanism.bound": 0},
+    ):
+        wrong = recipes.read("digits")
+        recipes.override(wrong, changes)
+        with pytest.raises(ConfigError) as expected:
+            recipes.load("digits", changes)
+        with pytest.raises(ConfigError) as found:
+            make(wrong)
+        assert str(found.value) == str(expected.value)
+    assert make(raw) == recipes.load("digits")
+
+
+@pytest.mark.parametrize("values", ["digits", [1], {1: 2}, None])
+def test_values_that_are_no_mapping_of_sections_are_refused(values):
+    with pytest.raises(ConfigError, match="a recipe's values are a mapping of its sections"):
+        Recipe.model_validate(values)
