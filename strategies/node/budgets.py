@@ -17,6 +17,7 @@ from fedlgm.node_protocol import printable
 from strategies.node.enrolment import Enrolment
 from strategies.node.greetings import Greetings
 from strategies.node.link import NodeLink, content_of, header_of
+from strategies.node.round import grouped, listed
 
 _POLL_S = 0.2
 _SILENT_S = 3.0
@@ -93,11 +94,12 @@ def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str
         ConfigError: fewer nodes than the quorum can complete the run; the message gives the number of rounds that fit.
     """
     short = {client: fits for client, (fits, _) in found.items() if fits < need.releases}
-    lines = []
-    for client, (fits, why) in sorted(found.items()):
-        can = f"can make {fits} of the {need.releases} releases that this run may ask it for"
-        if client in short:
-            lines.append(f"{enrolment[client].name} " + (f"refuses it ({why})" if why else can))
+    lines, dropped = [], []
+    for names, (fits, why) in grouped((enrolment[client].name, found[client]) for client in sorted(short)):
+        refuses, it, it_is = ("refuses", "it", "it is") if len(names) == 1 else ("refuse", "them", "they are")
+        can = f"can make {fits} of the {need.releases} releases that this run may ask {it} for"
+        lines.append(f"{listed(names)} " + (f"{refuses} it ({why})" if why else can))
+        dropped.append(f"{lines[-1]}: {it_is} left out from then on")
     needed = max(1, math.ceil(quorum * len(enrolment) - 1e-9))
     most = sorted((short.get(client, need.releases) for client in range(len(enrolment))), reverse=True)[needed - 1]
     if most < need.releases:
@@ -110,7 +112,7 @@ def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str
             f"the nodes' budgets do not suffice for this run: {'; '.join(lines)}. {most} rounds would fit, nothing has "
             "been spent; shorten the run (federation.rounds, privacy.max_participations), or give it more noise"
         )
-    return lines
+    return dropped
 
 
 def _answer(reply: Message, service_key: str, nonce: str) -> tuple[int, str] | None:

@@ -33,7 +33,7 @@ from strategies.node.enrolment import Enrolment
 from strategies.node.link import NodeLink
 from strategies.node.polling import Polling
 from strategies.node.questions import NodeQuestions
-from strategies.node.round import Asked, Patience, RoundReport
+from strategies.node.round import Asked, Patience, RoundReport, grouped, listed
 from strategies.nodes import OneNodePerClient
 
 _LOST = 1  # code of an error reply; Flower's own say nothing that fits
@@ -106,7 +106,7 @@ class NodeGrid(NumberingGrid):
         """
         found = carried(self._link, self._enrolment, need, seconds)
         for line in require(self._enrolment, need, found, self._quorum):
-            self._say(f"{line}: it is left out from then on")
+            self._say(line)
 
     @property
     def services(self) -> dict[int, str]:
@@ -157,8 +157,9 @@ class NodeGrid(NumberingGrid):
         """Report a round: clients that count, and why the others do not."""
         names = {client: self._enrolment[client].name for client in (*answered, *lost)}
         told = {names[client]: why for client, why in lost.items()}
-        for name, why in told.items():
-            self._say(f"round {round}: {name} counts as zero: {why}")
+        for those, why in grouped(told.items()):
+            count = "counts" if len(those) == 1 else "count"
+            self._say(f"round {round}: {listed(those)} {count} as zero: {why}")
         if self._on_round is not None:
             self._on_round(
                 RoundReport(round, [names[client] for client in answered], told, late, time.monotonic() - started)

@@ -15,7 +15,7 @@ from fedlgm.node_protocol import TRANSIENT, printable
 from strategies.node.enrolment import Enrolment
 from strategies.node.greetings import Greetings
 from strategies.node.link import NodeLink, body_of, header_of
-from strategies.node.round import Asked, Patience
+from strategies.node.round import Asked, Patience, grouped, listed
 
 _LOOK_S = 2.0  # between looks for who is connected, and between two messages to a node that is down
 
@@ -90,7 +90,7 @@ class Polling:
             if down and now - (one.down_since or 0.0) > patience.offline_seconds:
                 possible = sum(not other.lost for other in asked)
                 if possible > needed:  # below the quorum it is waited for
-                    one.lost = f"it {one.why_down}"
+                    one.lost = one.why_down
         if sum(one.answer is not None for one in asked) < needed:
             return
         for seconds in (patience.round_seconds, patience.give_up_seconds):
@@ -101,9 +101,8 @@ class Polling:
     def _require(self, asked: list[Asked], needed: int, key: str) -> None:
         answered = sum(one.answer is not None for one in asked)
         if answered < needed:
-            reasons = "; ".join(
-                f"{self._enrolment[one.client].name}: {one.missing}" for one in asked if one.answer is None
-            )
+            missing = [(self._enrolment[one.client].name, one.missing) for one in asked if one.answer is None]
+            reasons = "; ".join(f"{listed(names)}: {why}" for names, why in grouped(missing))
             again = (
                 "The same command, without --fresh, resumes the run"
                 if sum(not one.refused for one in asked) >= needed
@@ -129,7 +128,7 @@ class Polling:
             elif one.down_since is None:
                 # Known from an earlier round: not waited for again.
                 one.down_since = self._down.setdefault(one.client, now)
-                one.why_down = "is not connected"
+                one.why_down = "not connected"
         if not ready:
             return
         for one, keys in zip(ready, self._link.ask(ready), strict=True):
@@ -196,7 +195,7 @@ class Polling:
     def _refused(self, one: Asked, header: dict[str, Any], now: float) -> None:
         code, why = printable(str(header.get("code")), 40), printable(str(header.get("why")), 300)
         if code in TRANSIENT:
-            self._retry(one, f"is busy: {why}", now)
+            self._retry(one, f"busy: {why}", now)
             return
         one.lost, about, one.refused = f"refused ({code}): {why}", header.get("about"), True
         one.accused = about if type(about) is int else None

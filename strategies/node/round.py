@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import Message
 
 from fedlgm.node_protocol import Question
+
+Reason = TypeVar("Reason")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Asked:
     refused: bool = False
     accused: int | None = None
     down_since: float | None = None
-    why_down: str = "is not connected"
+    why_down: str = "not connected"
     next_try: float = 0.0
     asked_at: float = 0.0
     greeted: bool = False
@@ -94,7 +96,7 @@ class Asked:
     @property
     def missing(self) -> str:
         """The reason why there is no answer."""
-        return self.lost or (f"it {self.why_down}" if self.down_since is not None else "no answer")
+        return self.lost or (self.why_down if self.down_since is not None else "no answer")
 
 
 @dataclass
@@ -114,3 +116,29 @@ class RoundReport:
     lost: dict[str, str]
     late: int
     seconds: float
+
+
+def grouped(reasons: Iterable[tuple[str, Reason]]) -> list[tuple[list[str], Reason]]:
+    """Names with one reason together, in the order of their first name.
+
+    Args:
+        reasons: (name, reason) pairs.
+
+    Example:
+        >>> grouped([("n0", "is busy"), ("n1", "is down"), ("n2", "is busy")])
+        [(['n0', 'n2'], 'is busy'), (['n1'], 'is down')]
+    """
+    found: dict[Reason, list[str]] = {}
+    for name, reason in reasons:
+        found.setdefault(reason, []).append(name)
+    return [(names, reason) for reason, names in found.items()]
+
+
+def listed(names: list[str]) -> str:
+    """Names as a part of a sentence.
+
+    Example:
+        >>> listed(["n0", "n1", "n2"])
+        'n0, n1 and n2'
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -32,7 +32,7 @@ def test_what_fits_is_what_can_be_released(spent):
     spent.grid().require(need(1))
     with pytest.raises(ConfigError, match="nothing has been spent") as error:
         spent.grid().require(need(100))
-    fits = int(str(error.value).split("n0 can make ")[1].split()[0])
+    fits = int(str(error.value).split("n0 and n2 can make ")[1].split()[0])
     assert f"n1 can make {fits - 1} of the 100" in str(error.value)
     assert f"{fits} rounds would fit" in str(error.value)
     assert [len(rows(folder)) for folder in spent.folders] == [0, 1, 0]
@@ -63,7 +63,8 @@ def test_a_spent_node_says_that_nothing_is_left_and_which_budget_the_run_would_t
     with pytest.raises(ConfigError) as error:
         spent.grid().require(need(10))
     said = re.search(
-        r"^too few nodes accept this run: n0 refuses it \(its budget has nothing left for such a run: 10 more releases "
+        r"^too few nodes accept this run: n0, n1 and n2 refuse it \(its budget has nothing left for such a run: "
+        r"10 more releases "
         r"would bring its epsilon from (\S+) to (\S+); its policy allows 4.8 at delta 1e-05 over its data set's life\)"
         r".*Nothing has been spent; change the recipe, or ask the nodes' operators to change their policies$",
         str(error.value),
@@ -93,7 +94,8 @@ def test_caps_on_numbers_count_too(federation):
 
 
 def test_what_a_node_does_not_do_is_said_before_the_first_round(federation):
-    with pytest.raises(ConfigError, match=r"too few nodes accept this run: n0 refuses it \(.*trust.*their policies$"):
+    said = r"accept this run: n0, n1 and n2 refuse it \(a plan for central trust; allowed: local\)\. N.*policies$"
+    with pytest.raises(ConfigError, match=said):
         federation.grid().require(need(1, plan=plan(trust="central").to_json()))
     with pytest.raises(ConfigError, match="not allowed on this node"):
         federation.grid().require(
@@ -117,7 +119,7 @@ def test_nodes_that_do_not_say_are_taken_for_able(federation):
 
 def test_a_node_that_is_behind_is_brought_forth(federation):
     federation.link.behind = {0: []}
-    with pytest.raises(ConfigError, match="n0 can make"):
+    with pytest.raises(ConfigError, match="n0, n1 and n2 can make"):
         federation.grid().require(need(100))
 
 

@@ -23,7 +23,7 @@ from tests.support.nodes import NodeProcess, rows
 def test_a_node_that_is_not_connected_counts_as_zero(federation):
     federation.link.offline = {1}
     federation.run(2)
-    assert [report.lost for report in federation.reports] == [{"n1": "it is not connected"}] * 2
+    assert [report.lost for report in federation.reports] == [{"n1": "not connected"}] * 2
     assert federation.reports[1].seconds < QUICK.offline_seconds  # known by then
     assert len(rows(federation.folders[1])) == 0
     federation.link.offline = set()
@@ -35,7 +35,7 @@ def test_below_the_quorum_the_run_stops_and_can_go_on(federation):
     federation.link.offline = {0, 1}
     with pytest.raises(
         RunError,
-        match=r"1 of 3 nodes answered, the quorum is 2 .*n0: it is not connected.*without --fresh, resumes the run",
+        match=r"1 of 3 nodes answered, the quorum is 2 .*n0 and n1: not connected.*without --fresh, resumes the run",
     ):
         federation.run(1, federation.grid(dataclasses.replace(QUICK, give_up_seconds=0.5)))
     federation.link.offline = set()
@@ -48,7 +48,9 @@ def test_a_run_that_the_nodes_refuse_is_not_said_to_go_on_if_it_is_repeated(fede
         {wire.CONFIG: ConfigRecord({HEADER: json.dumps({"ok": False, "code": "gone", "why": "kept"})})}
     )
     federation.link.fault = lambda client, message, reply: refusal if client else reply
-    with pytest.raises(RunError, match=r"n1: refused \(gone\): kept.*The same command meets the same refusals until"):
+    with pytest.raises(
+        RunError, match=r"n1 and n2: refused \(gone\): kept.*The same command meets the same refusals until"
+    ):
         federation.run()
 
 
