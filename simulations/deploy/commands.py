@@ -96,21 +96,33 @@ def up(folder: FolderArgument) -> None:
 @app.command()
 def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
     """Show the processes, the connected nodes and the remaining budget of every node."""
+    from clients.flower_private import HEARTBEAT_S
     from simulations.deploy import processes
+    from strategies.node.round import listed
 
     found = processes.status(_opened(folder))
     if as_json:
         print_json(found)
         return
-    state = f"answers, {found['connected']} nodes connected" if found["superlink"] else "does not answer"
+    state = f"answers and counts {found['connected']} nodes as connected" if found["superlink"] else "does not answer"
     _out.print(f"SuperLink at {found['address']}: {state}", markup=False)
-    columns = ("node", "service", "supernode", "executor", "epsilon spent", "releases left")
+    columns = ("node", "service", "supernode", "executor", "connected (UTC)", "epsilon spent", "releases left")
     nodes = table(None, columns, left=columns)
     for node in found["nodes"]:
         spent = "?" if node["epsilon_spent"] is None else f"{node['epsilon_spent']:.4g} of {node['epsilon']:g}"
+        left = "?" if node["releases_left"] is None else str(node["releases_left"])
         running = ["yes" if up else "no" for up in (node["service"], node["supernode"], node["executor"])]
-        nodes.add_row(node["name"], *running, spent, str(node["releases_left"] or "?"))
+        known = {None: "?", True: f"since {node['since']}", False: f"not since {node['since']}"}[node["online"]]
+        known = "never" if node["online"] is not None and node["since"] is None else known
+        nodes.add_row(node["name"], *running, known, spent, left)
     _out.print(nodes, soft_wrap=False)
+    gone = [node["name"] for node in found["nodes"] if node["online"] and not node["supernode"]]
+    if gone:
+        _out.print(
+            f"{listed(gone)}: no SuperNode that `up` started runs here; the SuperLink counts a killed one as connected "
+            f"until it has heard nothing from it for {2 * HEARTBEAT_S} s",
+            markup=False,
+        )
     for run_ in found["runs"]:
         _out.print(f"{run_['run']}: {run_['rounds']} rounds{', finished' if run_['finished'] else ''}", markup=False)
 

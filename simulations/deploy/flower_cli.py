@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from typing import Any
 
 from fedlgm.errors import RunError
 from simulations.deploy.layout import DeploymentFolder
@@ -34,9 +35,13 @@ class Flower(FlwrCommand):
             if "already in use" not in str(error):
                 raise
 
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """Flower's statement of each node that registered, by the id of its SuperNode."""
+        return {str(node["node-id"]): node for node in self.json("supernode", "list", CONNECTION)["nodes"]}
+
     def online(self) -> int:
-        """Number of nodes that are connected."""
-        return sum(node.get("status") == "online" for node in self.json("supernode", "list", CONNECTION)["nodes"])
+        """Number of nodes that count as connected; a killed one does for `2 * HEARTBEAT_S` after its last heartbeat."""
+        return sum(node.get("status") == "online" for node in self.nodes().values())
 
     def healthy(self) -> bool:
         """Whether the SuperLink answers, under the deployment's certificate."""

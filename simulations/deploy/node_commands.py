@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import sys
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -15,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedlgm.errors import ConfigError, Notice
+from fedlgm.errors import ConfigError
 from fedlgm.node_protocol import printable
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from simulations.deploy.rows import NodeLedgerReport
@@ -61,11 +60,17 @@ def init(
     if kind == "loader":
         values |= {"kind": kind, "path": "", "loader": str(data or "package.module:function")}
     elif data is not None:
+        if not data.exists():
+            raise ConfigError(
+                f"--data: there is nothing at {data}; create it first, or leave --data out and edit the policy"
+            )
         values |= {"path": str(data.resolve()), "kind": kind or _kind(data), "data_name": data.stem}
     elif kind is not None:
         values["kind"] = kind
     if labels is not None:
         local = Path(labels)
+        if not local.exists() and values.get("kind") in ("numpy", "idx"):
+            raise ConfigError(f"--labels: there is no file {labels}")
         values["labels"] = str(local.resolve()) if local.exists() else labels
     if shape is not None:
         if not re.fullmatch(r"\d+(,\d+)*", shape):
@@ -78,8 +83,6 @@ def init(
         values |= {"class_names": names, "classes": len(names)}
     NodeFolder(folder).check_length()
     made = NodeFolder.create(folder, values, test_seed=test_seed)
-    if kind != "loader" and data is not None and not data.exists():
-        warnings.warn(Notice(f"{data} is not there yet; `fedlgm node serve {folder}` needs it"), stacklevel=2)
     if as_json:
         print_json({"folder": str(folder), **made.public()})
         return
@@ -188,4 +191,11 @@ def _kind(data: Path) -> str:
         return "numpy"
     if data.suffix == ".parquet" or (data.is_dir() and any(data.rglob("*.parquet"))):
         return "parquet"
-    return "images" if data.is_dir() else "idx"
+    if data.is_dir():
+        return "images"
+    if "idx" in data.name or "ubyte" in data.name:
+        return "idx"
+    raise ConfigError(
+        f"--data: {data.name} is none of .npz, .npy, .parquet, IDX (as in images-idx3-ubyte) and a folder of images: "
+        "convert it (pandas.read_csv(...).to_parquet(...)), or read it by your own function (--kind loader)"
+    )

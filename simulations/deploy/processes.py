@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -95,15 +96,21 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
     """Running processes, connected nodes, each node's remaining budget, and the runs."""
     settings, running, flower = folder.settings(), _running(folder), Flower(folder)
     healthy = flower.healthy()
+    listed = flower.nodes() if healthy else {}
     nodes: list[NodeStatus] = []
     for node in settings.nodes:
         answer = hello(folder, node.name)
+        entry = listed.get(_node_id(folder, node.name), {})
+        online = entry.get("status") == "online" if entry else None
+        since = entry.get("online-at" if online else "offline-at")
         nodes.append(
             {
                 "name": node.name,
                 "service": f"{node.name}-service" in running,
                 "supernode": f"{node.name}-supernode" in running,
                 "executor": f"{node.name}-executor" in running,
+                "online": online,
+                "since": since if since != "N/A" else None,
                 "epsilon_spent": answer and answer["epsilon_spent"],
                 "epsilon": answer and answer["epsilon"],
                 "delta": answer and answer["delta"],
@@ -114,7 +121,7 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
     return {
         "address": f"{settings.host}:{settings.port}",
         "superlink": healthy,
-        "connected": flower.online() if healthy else 0,
+        "connected": sum(entry.get("status") == "online" for entry in listed.values()),
         "nodes": nodes,
         "runs": [_run(path) for path in sorted(folder.runs.iterdir())] if folder.runs.is_dir() else [],
     }
@@ -226,6 +233,13 @@ def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
 
 def _all_know_their_id(folder: DeploymentFolder, started: dict[str, int]) -> bool:
     return all(_ID in _said(folder, role, since) for role, since in started.items() if role.endswith("-supernode"))
+
+
+def _node_id(folder: DeploymentFolder, name: str) -> str:
+    """Flower's id of a node, which its SuperNode on this machine has logged; empty if it has not."""
+    role = f"{name}-supernode"
+    found = re.findall(rf"{_ID} (\d+)", _said(folder, role, 0)) if (folder.logs / f"{role}.log").is_file() else []
+    return str(found[-1]) if found else ""
 
 
 def _said(folder: DeploymentFolder, role: str, since: int) -> str:

@@ -22,6 +22,8 @@ class NodeStatus(TypedDict):
     Attributes:
         name: the node's name.
         service, supernode, executor: whether these processes run on this machine.
+        online: whether the SuperLink counts the node as connected; None if its SuperNode has no id so far.
+        since: UTC time since which this has been so; None if it has never been connected.
         epsilon_spent, epsilon, delta: spent and allowed over the data set's whole life.
         releases_left: releases that the budget still permits.
         test: whether the noise is known, so that anyone who knows the seed can subtract it.
@@ -31,6 +33,8 @@ class NodeStatus(TypedDict):
     service: bool
     supernode: bool
     executor: bool
+    online: bool | None
+    since: str | None
     epsilon_spent: float | None
     epsilon: float | None
     delta: float | None

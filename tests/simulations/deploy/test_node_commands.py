@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from clients.node.folder import NodeFolder
-from fedlgm.errors import ConfigError, LedgerError, Notice, RunError
+from fedlgm.errors import ConfigError, LedgerError, RunError
 from simulations.deploy.node_commands import app
 from tests.support import nodes
 from tests.support.nodes import ask, make_node, served
@@ -26,7 +26,7 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
     from PIL import Image
 
     np.savez(tmp_path / "d.npz", x=np.zeros((2, 3)), y=np.zeros(2))
-    for name in ("x-ubyte", "d.parquet"):
+    for name in ("x-ubyte", "y-ubyte", "d.parquet"):
         (tmp_path / name).touch()
     for name in ("benign", "malignant"):
         (tmp_path / "scans" / name).mkdir(parents=True)
@@ -58,17 +58,15 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
     assert isinstance(run("init", tmp_path / "again").exception, RunError)
 
 
-def test_data_that_is_not_there_yet_is_said(tmp_path):
-    with pytest.warns(Notice, match=r"nothere\.npz is not there yet; `fedlgm node serve .*node` needs it"):
-        assert run("init", tmp_path / "node", "--data", tmp_path / "nothere.npz").exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--shape", "8x8"), "--shape takes sizes such as 64 or 1,28,28, got '8x8'"),
         (("--shape", "(64,)"), "--shape takes sizes such as 64 or 1,28,28, got '(64,)'"),
         (("--client", 5, "--population", 3), "client = 5 must be below population = 3"),
+        (("--data", "nothere.npz"), "--data: there is nothing at nothere.npz"),
+        (("--data", __file__), "test_node_commands.py is none of .npz, .npy, .parquet, IDX"),
+        (("--data", __file__, "--kind", "idx", "--labels", "nothere"), "--labels: there is no file nothere"),
         (("--name", "St. Mary"), "must be at most 64 letters, digits, '_', '.' and '-'"),
     ],
 )

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from fedlgm.errors import RunError
-from simulations.deploy import processes
+from simulations.deploy import commands, processes
 from simulations.deploy.layout import DeployedNode, DeploymentFolder, Settings
 from simulations.engines.flower_processes import free_ports
 
@@ -70,3 +70,40 @@ def test_a_port_that_another_program_has_is_named_before_anything_starts(
         with pytest.raises(RunError, match=rf"^port {taken} of 127\.0\.0\.1, which {role} needs, is in use by another"):
             processes.up(folder)
     assert not folder.processes_file.exists() or json.loads(folder.processes_file.read_text()) == {}
+
+
+def test_a_killed_supernode_is_told_from_a_connected_one(
+    folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For half a minute after a kill the SuperLink counts the node as connected, and `status` said no more."""
+
+    class Listing:
+        def __init__(self, folder: DeploymentFolder) -> None: ...
+
+        def healthy(self) -> bool:
+            return True
+
+        def nodes(self) -> dict[str, dict[str, str]]:
+            said = {"online-at": "2026-11-26 13:37:57Z", "offline-at": "N/A", "status": "online"}
+            return {"7": said, "8": said, "9": said | {"status": "offline", "offline-at": "2026-11-26 13:39:37Z"}}
+
+    nodes = [DeployedNode(name=f"node{i}", port=1000 + i) for i in range(4)]
+    settings = Settings(host="127.0.0.1", port=1004, nodes=nodes)
+    monkeypatch.setattr(DeploymentFolder, "settings", lambda folder: settings)
+    monkeypatch.setattr(DeploymentFolder, "open", lambda path: folder)
+    monkeypatch.setattr(processes, "Flower", Listing)
+    monkeypatch.setattr(processes, "hello", lambda folder, name: None)
+    folder.logs.mkdir()
+    for name, node in (("node0", 6), ("node0", 7), ("node1", 8), ("node2", 9)):  # node0 had another id before
+        with (folder.logs / f"{name}-supernode.log").open("a") as log:
+            log.write(f"INFO : SuperNode ID: {node}\n")
+    running = {"node0-supernode": psutil.Process(), "node1-supernode": psutil.Process()}
+    monkeypatch.setattr(processes, "_running", lambda folder: running)
+    found = [(node["online"], node["since"]) for node in processes.status(folder)["nodes"]]
+    assert found == [(True, "2026-11-26 13:37:57Z")] * 2 + [(False, "2026-11-26 13:39:37Z"), (None, None)]
+    del running["node1-supernode"]
+    commands.status(folder.path)
+    said = capsys.readouterr().out
+    assert "answers and counts 2 nodes as connected" in said
+    assert "node1: no SuperNode that `up` started runs here; the SuperLink counts a killed one as connected" in said
+    assert "node0:" not in said
