@@ -49,7 +49,7 @@ def study(
     if listed:
         _list(as_json)
         return
-    from simulations.studies import claims, files, records
+    from simulations.studies import claims, files, frames, records
     from simulations.studies.study import study as run
 
     parsed = files.asked(name, grid or (), search or (), overrides or (), quick)
@@ -67,6 +67,7 @@ def study(
             search_seeds=parsed.search_seeds,
             progress=not as_json,
         )
+    frames.require_finished(found.to_frame())
     checked = claims.check(parsed.claims, found.to_frame(), found.compared_keys, found.headline)
     metric = parsed.y or found.headline
     kept: dict[str, Any] = {

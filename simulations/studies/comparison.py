@@ -12,7 +12,6 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from fedlgm.errors import RunError
 from simulations.reports.headline import headline, is_share, shown
 from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
@@ -55,8 +54,7 @@ def summarise(found: Study) -> Row:
     """
     frame = _figures(found)
     done = frame[frame["status"] == "finished"]
-    if done.empty:
-        raise RunError(f"no run of the comparison is finished; {Path(frame['folder'][0]).name}: {frame['reason'][0]}")
+    frames.require_finished(frame)
     measured = [found.headline, *_NOISES]
     cells = []
     for cell in rows_of(frames.cells(done, found.keys, [*measured, "seconds"])):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedlgm import inputs
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, RunError
 from fedlgm.tasks import evaluate
 from fedlgm.tasks.own_figures import own_figures
 from simulations.config.assembly import Assembly
@@ -115,6 +115,19 @@ def metrics_of(frame: DataFrame, keys: Sequence[str]) -> list[str]:
     return [name for name in frame.columns if name not in (*keys, *_ABOUT)]
 
 
+def require_finished(frame: DataFrame) -> None:
+    """Refuse a study without figures.
+
+    Args:
+        frame: a study's runs.
+
+    Raises:
+        RunError: no run is finished; the message has the first one's reason.
+    """
+    if len(frame) and not (frame["status"] == "finished").any():
+        raise RunError(f"no run of the study is finished: {frame['reason'].iloc[0]}")
+
+
 def check_metric(frame: DataFrame, metrics: Sequence[str], name: Any) -> None:
     """Refuse the name of a column that holds no figures.
 
@@ -125,7 +138,10 @@ def check_metric(frame: DataFrame, metrics: Sequence[str], name: Any) -> None:
 
     Raises:
         ConfigError: another name.
+        RunError: no run is finished.
     """
+    if "status" in frame:
+        require_finished(frame)
     if name not in [column for column in frame if column in (*_FIGURES, *metrics)]:
         raise ConfigError(f"no metric {name!r} in this study; it has {', '.join(metrics)}")
 

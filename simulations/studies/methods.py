@@ -19,7 +19,7 @@ PLAIN: dict[Unit, tuple[str, ...]] = {"client": ("uniform", "gaussian"), "exampl
 
 _FORMS = (
     "an entry of grid['mechanism'] is a name, 'name:variant', 'package.module:Class', a mechanism or a class of them, "
-    "or (label, one of these, {option: value})"
+    "or (label, one of these[, {option: value}])"
 )
 
 
@@ -51,12 +51,15 @@ class Method:
         Example:
             >>> Method.of(("small bound", "uniform", {"bound": 0.1})).changes
             {'mechanism.bound': 0.1}
+            >>> Method.of(("plain", "gaussian")).label
+            'plain'
         """
         entry = opened(entry, "mechanism")
         if isinstance(entry, (tuple, list)):
-            if len(entry) != 3 or not isinstance(entry[0], str) or not isinstance(entry[2], Mapping):
+            label, what, given = (*entry, {}) if len(entry) == 2 else entry if len(entry) == 3 else (None, None, None)
+            if not isinstance(label, str) or not isinstance(given, Mapping):
                 raise ConfigError(f"{_FORMS}; got {entry!r}")
-            return cls._labelled(*entry)
+            return cls._labelled(label, what, given)
         if isinstance(entry, str):
             options(entry)
             return cls(entry, *named(entry))

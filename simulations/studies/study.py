@@ -57,9 +57,9 @@ def study(
         data: see `simulations.simulate`.
         task: see `simulations.simulate`.
         grid: {"mechanism": entries, "model": entries, any recipe key: values}. A mechanism is an object, a class, a
-            name, "name:variant", "package.module:Class", or (label, one of these, {option: value}). Options with a dot
-            are keys of the recipe, for this entry only. A model is any value of the argument `model`, or (label, one
-            of these).
+            name, "name:variant", "package.module:Class", or (label, one of these[, {option: value}]). Options with a
+            dot are keys of the recipe, for this entry only. A model is any value of the argument `model`, or (label,
+            one of these).
         seeds: repetitions of each combination.
         workers: processes that take one run each, or the address of a Ray cluster.
         overrides: changes of the recipe for all runs; options of [mechanism] apply to the entries that have them.

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from diverging import install
 
 from fedlgm.errors import Notice
 from simulations.studies import files
@@ -108,3 +109,17 @@ def test_bundled_studies_run(name: str, run, tmp_path: Path) -> None:
     found = json.loads(out)
     assert {row["status"] for row in found["runs"]} == {"finished"}
     assert len(found["runs"]) == len(found["cells"])
+
+
+@pytest.mark.parametrize("command", [("study", "--grid", "mechanism=uniform,gaussian"), ("compare",)])
+def test_a_study_whose_runs_all_diverge_says_so_and_keeps_them(run, command, tmp_path, monkeypatch) -> None:
+    """It said "no metric 'accuracy' in this study; it has accuracy"."""
+    install(tmp_path / "modules", monkeypatch)
+    changes = CHANGES | {"federation.rounds": 3, "federation.server_optimizer": "my_diverging:Step"}
+    sets = [f"--set={key}={value}" for key, value in changes.items()]
+    name, *options = command
+    status, out, err = run(name, "digits", *options, "--seeds=1", *sets, "--out", tmp_path / "set", "--json")
+    assert (status, out) == (2, "")
+    said = err.splitlines()[-1]
+    assert said.startswith("error: no run of the study is finished: training diverged in round 3")
+    assert len(list((tmp_path / "set").glob("*/ledger.sqlite"))) >= 2

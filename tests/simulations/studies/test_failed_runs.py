@@ -52,7 +52,7 @@ def test_the_other_runs_of_a_comparison_go_on(tmp_path: Path) -> None:
 def test_a_comparison_of_which_nothing_is_left_says_why(tmp_path: Path) -> None:
     todo = compared("uniform", "gaussian", seeds=1)
     failed = running.run(todo, tmp_path / "set")
-    with pytest.raises(RunError, match=r"no run of the comparison is finished; .*: training diverged in round 3"):
+    with pytest.raises(RunError, match=r"no run of the study is finished: training diverged in round 3"):
         summary_of(todo, tmp_path / "set", failed)
 
 
