@@ -123,3 +123,17 @@ def test_a_study_whose_runs_all_diverge_says_so_and_keeps_them(run, command, tmp
     said = err.splitlines()[-1]
     assert said.startswith("error: no run of the study is finished: training diverged in round 3")
     assert len(list((tmp_path / "set").glob("*/ledger.sqlite"))) >= 2
+
+
+def test_tables_that_cannot_be_written_leave_the_runs(run, tmp_path) -> None:
+    """It said "[Errno 13] Permission denied: 'set/study.json.partial'"."""
+    (tmp_path / "set" / "study.json").mkdir(parents=True)
+    sets = [f"--set={key}={value}" for key, value in (CHANGES | {"federation.rounds": 1}).items()]
+    status, _, err = run(
+        "study", "digits", "--grid", "mechanism=uniform", "--seeds=1", *sets, "--out", tmp_path / "set"
+    )
+    assert status == 2
+    assert err.splitlines()[-1].startswith(
+        f"error: cannot write the study's tables to {tmp_path / 'set'}: Is a directory;"
+    )
+    assert len(list((tmp_path / "set").glob("*/result.json"))) == 1
