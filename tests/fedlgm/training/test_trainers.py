@@ -105,6 +105,20 @@ def _loop(module: nn.Module, layers: LayerTable, settings: LocalTraining, tasks:
     return torch.stack(rows)
 
 
+def _rounding(
+    module: nn.Module, scale: float, layers: LayerTable, settings: LocalTraining, shape: tuple[int, int, int]
+) -> float:
+    """Relative error of a plain loop in single precision, from scaled weights."""
+    start = copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter in start.parameters():
+            parameter.mul_(scale)
+    plain = _loop(start, layers, settings, _tasks(shape, settings.epochs))
+    return _relative(
+        plain, _loop(start.double(), layers, settings, _tasks(shape, settings.epochs, dtype=torch.float64))
+    )
+
+
 def _relative(ours: Tensor, theirs: Tensor) -> float:
     return float(((ours - theirs).norm(dim=1) / theirs.norm(dim=1)).max())
 
@@ -143,9 +157,9 @@ def test_in_single_precision_both_trainers_round_no_worse_than_a_plain_loop(name
     module, layers, shape = _build(name)
     settings = OPTIMIZERS[optimizer]
     model = layers.flatten(module)
-    plain = _loop(module, layers, settings, _tasks(shape, settings.epochs))
     exact = _loop(copy.deepcopy(module).double(), layers, settings, _tasks(shape, settings.epochs, dtype=torch.float64))
-    tolerance = max(1e-5, 5 * _relative(plain, exact))
+    # One start may have no gradient near zero by chance.
+    tolerance = max(1e-5, *(5 * _rounding(module, scale, layers, settings, shape) for scale in (0.999, 1.0, 1.001)))
     assert tolerance < 1e-3  # what a wrong trainer misses by a factor of a hundred, see below
     for trainer in (
         SequentialTrainer(copy.deepcopy(module), layers, settings),
