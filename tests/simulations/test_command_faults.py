@@ -242,6 +242,8 @@ def test_stops_at_random_moments_of_the_start_are_never_lost(tmp_path: Path, bat
     """Sixty stops from Python's first moment on: a moment that loses one in twenty is found with probability 0.95."""
     for moment, process in stopped(lambda run: start(*STOPPED, run), tmp_path / str(batch), 0.3, 12):
         _, err = process.communicate(timeout=LIMIT_S)
+        if process.returncode == 1 and "init_import_site" in err:  # Python's own status, while it reads its site module
+            continue
         assert process.returncode in (130, -signal.SIGINT), (moment, err)  # -SIGINT: before main had begun
 
 
