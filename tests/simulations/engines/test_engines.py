@@ -23,7 +23,7 @@ from fedlgm.errors import FedlgmError
 from fedlgm.training import native
 from simulations import launch
 from simulations.config import recipe as recipes
-from simulations.config.assembly import settled
+from simulations.config.decided import settled
 from simulations.config.recipe import Recipe
 from simulations.engines.flower_entry import make_server_app
 from simulations.engines.local import LocalGrid

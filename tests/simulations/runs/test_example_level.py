@@ -26,7 +26,8 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.release import release
 from simulations import launch
 from simulations.config import recipe as recipes
-from simulations.config.assembly import Assembly, settled
+from simulations.config.assembly import Assembly
+from simulations.config.decided import settled
 from simulations.reports.export import export
 from simulations.reports.report import ledger_report, write_report
 from simulations.runs.folder import RunFolder

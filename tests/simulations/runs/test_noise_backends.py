@@ -11,7 +11,8 @@ from kernel_backends import INTERPRETED, TRITON
 from fedlgm import devices
 from fedlgm.errors import ConfigError, RunError
 from simulations import launch
-from simulations.config.assembly import Assembly, settled
+from simulations.config.assembly import Assembly
+from simulations.config.decided import settled
 from simulations.runs.folder import RunFolder
 
 LOCAL = {"trust": "local", "max_participations": 3}

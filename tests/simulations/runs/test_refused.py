@@ -14,11 +14,7 @@ from clients import LayerwiseClient
 from fedlgm.errors import FedlgmError, LedgerError, RunError
 from fedlgm.privacy.ledger import Ledger
 from simulations import launch
-from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
-from simulations.deploy import submit
-from simulations.deploy.create import create
-from simulations.deploy.flower_cli import Flower
 from simulations.engines import flower_entry
 from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
@@ -129,18 +125,3 @@ def test_nodes_may_have_charged_a_round_of_a_run_with_an_empty_ledger(
     ):
         raise RunError("no node answered")
     assert folder.path.exists()
-
-
-def test_a_refusal_of_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing(Flower):
-        def healthy(self) -> bool:
-            return True
-
-        def submit(self, app: Path, *options: str) -> str:
-            raise RunError("the SuperLink refuses it")
-
-    monkeypatch.setattr(submit, "Flower", Refusing)
-    folder = create(tmp_path / "lab", 2, example=recipes.load("nodes", ["model.hidden=[8]"]))
-    with pytest.raises(RunError, match="refuses"):
-        submit.run(folder, recipes.load("nodes", ["model.hidden=[8]"]))
-    assert list(folder.runs.iterdir()) == list(folder.signer.runs.iterdir()) == []
