@@ -38,6 +38,7 @@ from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.server_entry import REPORT
 from simulations.engines.flower_command import CONNECTION
+from simulations.runs.rows import RunSummary
 
 _SERVER = """
 import json, time
@@ -114,13 +115,8 @@ def plain(folder: DeploymentFolder, nodes: int, rounds: int, parameters: int) ->
 
 def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[str, Any]:
     """The same number of rounds through the nodes' services."""
-    before, stamps = _cpu(folder), []
-
-    def say(line: str) -> None:
-        if line.startswith("round "):  # said when a round is over, its model stored
-            stamps.append(time.time())
-
-    result = submit.run(folder, recipe, fresh=True, say=say)
+    before = _cpu(folder)
+    result, seconds = _timed(folder, recipe)
     lines = (Path(result["run"]) / "private" / REPORT).read_text().splitlines()
     rounds = [row for row in map(json.loads, lines) if "lost" in row]
     rows = [json.loads(line) for line in (Path(result["run"]) / "metrics.jsonl").read_text().splitlines()]
@@ -130,11 +126,23 @@ def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[s
     flower = Flower(folder)
     run = flower.json("list", CONNECTION)["runs"][0]["run-id"]
     return {
-        "seconds": np.diff(stamps)[1:].tolist(),
+        "seconds": seconds[2:],
         "cpu_per_message": (_cpu(folder) - before) / (len(rounds) * nodes),
         "bytes_per_message": _traffic(flower, str(run)) / (len(rounds) * nodes),
         "rounds": len(rows),
     }
+
+
+def _timed(folder: DeploymentFolder, recipe: recipes.Recipe) -> tuple[RunSummary, list[float]]:
+    """A new run's summary, and the seconds of its rounds; the first also has what comes before it."""
+    ends = [time.time()]
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+        if line.startswith("round "):  # said when a round is over, its model stored
+            ends.append(time.time())
+
+    return submit.run(folder, recipe, fresh=True, say=say), np.diff(ends).tolist()
 
 
 def _traffic(flower: Flower, run: str) -> float:
@@ -299,21 +307,14 @@ def as_simulated(nodes: int, rounds: int, overrides: list[str]) -> dict[str, Any
         try:
             processes.up(folder, lambda line: print(line, file=sys.stderr, flush=True))
             memory = _memory(folder)
-            stamps = [time.time()]
-
-            def say(line: str) -> None:
-                print(line, file=sys.stderr, flush=True)
-                if line.startswith("round "):
-                    stamps.append(time.time())
-
-            real = submit.run(folder, recipe, fresh=True, say=say)
+            real, seconds = _timed(folder, recipe)
         finally:
             processes.down(folder)
         simulated = launch.simulate(recipe, engine="local", run_dir=Path(place) / "simulated")
     both = [{name: dict[str, Any](run)[name] for name in figures} for run in (real, simulated)]
     return {
         "nodes": nodes, "rounds": rounds, "real": both[0], "simulated": both[1], "equal": both[0] == both[1],
-        "seconds": np.diff(stamps).tolist(), "megabytes": memory, "load_average": psutil.getloadavg(),
+        "seconds": seconds, "megabytes": memory, "load_average": psutil.getloadavg(),
     }  # fmt: skip
 
 

@@ -89,7 +89,8 @@ class PrivateUpdates:
         Raises:
             RunError: the app failed, or returned something else than the model's parameters; see `quiet`.
         """
-        with quiet("app"), _apart(context) as seen:
+        seen = copy.copy(context)
+        with quiet("app"), _apart(context, seen):
             reply = call_next(self._as_the_app_knows_it(message, model), seen)
             if not isinstance(reply, Message):
                 raise ConfigError(f"the ClientApp must return a Message, got {type(reply).__name__}")
@@ -136,17 +137,17 @@ class PrivateUpdates:
 
 
 @contextmanager
-def _apart(context: Context, seen: Context | None = None) -> Iterator[Context]:
-    """The context for the app; the mod's own records are no part of its state, whatever the app does with it.
+def _apart(context: Context, seen: Context) -> Iterator[None]:
+    """Keep the mod's own records out of the app's state, whatever the app does with it in the block.
 
     Args:
-        context: the node's context, which takes over the app's changes.
-        seen: the app's earlier copy, if the app kept it.
+        context: the node's context, which takes over the app's changes at the end.
+        seen: the app's copy of the context, which is brought up to date at the start.
     """
-    seen, state = copy.copy(context) if seen is None else seen, context.state
+    state = context.state
     others = RecordDict({name: record for name, record in state.items() if name not in _OWN_STATE})
     vars(seen).update(vars(context) | {"state": others})
-    yield seen
+    yield
     for name in [name for name in state if name not in _OWN_STATE]:
         del state[name]
     state.update({name: record for name, record in seen.state.items() if name not in _OWN_STATE})

@@ -1,4 +1,4 @@
-"""What the server learns of a client's errors: a refusal in one sentence, and of any other error that it happened."""
+"""Errors of a client: the server learns the sentence of a refusal, and of any other error only that it happened."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from fedlgm.example_level.rules.base import all_finite
 from fedlgm.example_level.scaling import FlatClip, Scaling, one_by_one
 from fedlgm.example_level.stack import StackPass
 from fedlgm.extension import named_arguments
+from fedlgm.inputs import parts
 from fedlgm.layers import LayerTable
 from fedlgm.models.built import Built, refuse_gradient_hooks
 from fedlgm.training.stack.tape import Memory
@@ -190,7 +191,7 @@ class ExampleGradients:
         """
         self._built.check()
         scaling = one_by_one(scaling)
-        inputs = x if isinstance(x, tuple) else (x,)
+        inputs = parts(x)
         _require_pairs(inputs, y)
         batch, dtype = len(inputs[0]), torch.float64 if self._exact_sums else self._dtype
         if self._stack is not None and self._stack.takes(inputs, scaling) and 0 < batch <= self._most(inputs, scaling):

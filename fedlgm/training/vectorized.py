@@ -18,7 +18,7 @@ from fedlgm.aggregation.kernels import empty_block
 from fedlgm.devices import exact_arithmetic
 from fedlgm.errors import ConfigError, MemoryWarning, Notice, out_of_memory
 from fedlgm.extension import named_arguments
-from fedlgm.inputs import Inputs
+from fedlgm.inputs import Inputs, parts
 from fedlgm.layers import LayerTable
 from fedlgm.models.built import Built, refuse_gradient_hooks
 from fedlgm.models.requirements import Unchanged, require_stateless
@@ -70,7 +70,7 @@ class VectorizedTrainer:
 
         # Of the parameters, not of the flat vector: the gradient of each slice of it would be as long as all of it.
         def loss(parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> Tensor:
-            outputs = functional_call(module, parameters, x if isinstance(x, tuple) else (x,))
+            outputs = functional_call(module, parameters, parts(x))
             losses = losses_of(outputs, y)
             return (losses * mask).sum() / mask.sum().clamp(min=1)
 

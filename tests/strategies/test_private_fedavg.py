@@ -231,7 +231,7 @@ def test_other_initial_weights_are_noticed(tmp_path):
 
 
 class TwoNodes(LocalGrid):
-    """Nodes 2 and 3, each with an app and a state of its own."""
+    """Nodes 2 and 3, each with its app and its state."""
 
     def __init__(self, apps: list[ClientApp]) -> None:
         super().__init__(apps[0])

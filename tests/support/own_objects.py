@@ -48,7 +48,7 @@ class Alike(Mechanism):
 
 
 class Momentum:
-    """A server step without a state of its own."""
+    """A server step without its own state."""
 
     def step(self, model, mean_update):
         return model + 0.5 * mean_update
