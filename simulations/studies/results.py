@@ -332,6 +332,8 @@ def paired(
     """
     import pandas as pd
 
+    if metric not in frame:  # a frame without runs
+        return None
     by, *values = sides
     figures, epsilons = [], []
     for value in values:

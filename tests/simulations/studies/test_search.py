@@ -70,6 +70,14 @@ def test_a_difference_is_claimed_only_if_it_holds_at_both_neighbouring_rates(low
     assert without.claimed
 
 
+def test_a_metric_besides_the_headline_at_an_edge() -> None:
+    """A frame without runs has a column for the headline alone."""
+    beside = [frame(*WINS), frame(*WINS).head(0).drop(columns="accuracy")]
+    found = results._differences(frame(*WINS), beside, SIDES, "accuracy", [], {})
+    assert not found.cells["claimed"].any()
+    assert found.seeds == len(WINS[0])
+
+
 def test_holm_keeps_the_level_of_a_family() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.9]) == [1.0, 1.0]
