@@ -1,0 +1,147 @@
+"""Does a rule beat flat clipping on models that people train? A table of docs/results/recommend.md.
+
+    python -m benchmarks.real_models predict BASE                 # scores, kept before the runs
+    python -m benchmarks.real_models run BASE [--workers N]       # make or continue the studies, in runs/
+    python -m benchmarks.real_models write                        # the page's table
+
+The models are a transformer that was pretrained on public text and then frozen, with adapters (LoRA) or with its last
+block open, and a recurrent network and a transformer with embeddings, trained from a random start by Adam on the
+clients. BASE is the file of `fedlgm pretrain text-adapters`. Clients are chapters of the King James Bible, cut to eight
+windows of 32 characters. Every rule gets the same search, over three seeds, of the server learning rate, and is run
+with five other seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kept import Values
+from benchmarks.noise_and_split import WINDOWS
+from benchmarks.pages import show, table
+from benchmarks.recommend import PAGE
+from simulations import recommend, study
+from simulations.studies.results import Study
+
+KEPT, PREDICTED = PAGE.with_name("real-models"), PAGE.with_name("real-models-predicted.json")
+CLIENTS = 1189
+FLAT = "gaussian"
+RULES = ("uniform", "snr-consistent", "adaptive")
+_CUT: dict[str, Any] = {
+    "data.name": "benchmarks.noise_and_split:beginnings",
+    "training.batch_size": 8,
+    "federation.rounds": 30,
+    "run.evaluate_every": 1000,  # the last round is always evaluated
+    "run.checkpoint_every": 1000,
+    "run.block_size": 32,
+    "training.vectorize": "on",
+}
+_ADAM = {"training.optimizer": "adam", "training.lr": 0.01}
+SETTINGS: dict[str, tuple[str, dict[str, Any], list[float]]] = {
+    "adapters": ("text-adapters", _CUT, [0.005, 0.01, 0.02]),
+    "frozen-trunk": (
+        "text-adapters",
+        {
+            **_CUT,
+            "model.adapters": {"rank": 0, "also": ["blocks.2", "norm", "outputs"]},
+            "mechanism.group_by": "module",
+        },
+        [0.0025, 0.005, 0.01],
+    ),
+    "embeddings-gru": ("text-gru", {**_CUT, **_ADAM, "model.hidden": 32}, [0.125, 0.25, 0.5]),
+    "transformer": ("text-transformer", _CUT, [0.125, 0.25, 0.5]),
+}
+"""Recipe, changes for all rules, and searched server learning rates."""
+TITLES = {
+    "adapters": "LoRA of rank 4 on a frozen, public transformer",
+    "frozen-trunk": "a frozen, public transformer with its last block open",
+    "embeddings-gru": "embeddings and GRU, Adam clients",
+    "transformer": "embeddings and transformer, Adam clients",
+}
+
+
+def changes(name: str, base: Path | None) -> dict[str, Any]:
+    """A setting's changes; those that start from the public base name its file."""
+    recipe, found, _ = SETTINGS[name]
+    return {**found, "model.weights": str(base)} if recipe == "text-adapters" else dict(found)
+
+
+def predict(base: Path) -> None:
+    """Scores of every setting that has none."""
+    values = Values(PREDICTED)
+    for name, (recipe, _, _) in SETTINGS.items():
+        values.get(name, lambda name=name, recipe=recipe: _predicted(recipe, changes(name, base)))  # type: ignore[misc]
+
+
+def _predicted(recipe: str, found: dict[str, Any]) -> dict[str, float]:
+    whole = {"data.name": "bible-kjv-chapters"}  # whose test windows can be read alone
+    advice = recommend(recipe, public="test", overrides=found | whole, examples=CLIENTS * WINDOWS)
+    return {rule: round(advice.scores[rule], 4) for rule in RULES if rule in advice.scores}
+
+
+def run(name: str, base: Path, workers: int) -> None:
+    """Make or continue one setting's study and keep its outcome."""
+    recipe, _, rates = SETTINGS[name]
+    folder = Path("runs") / f"real-models-{name}"
+    study(
+        recipe,
+        grid={"mechanism": [FLAT, *RULES]},
+        search={"federation.server_lr": rates},
+        seeds=5,
+        workers=workers,
+        overrides=changes(name, base),
+        folder=folder,
+    )
+    KEPT.mkdir(exist_ok=True)
+    shutil.copyfile(folder / "study.json", KEPT / f"{name}.json")
+
+
+def rows() -> list[list[str]]:
+    """Every rule of every kept setting against flat clipping, in points of accuracy."""
+    predicted = json.loads(PREDICTED.read_text(encoding="utf-8"))
+    lines = []
+    for name, title in TITLES.items():
+        found = Study.read(KEPT / f"{name}.json")
+        flat = found.to_frame().query("method == @FLAT")["accuracy"].mean()
+        for rule in RULES:
+            one = found.difference(rule, FLAT, metric="accuracy")
+            score = predicted[name].get(rule)
+            lines.append(
+                [
+                    title,
+                    f"{100 * flat:.1f}",
+                    rule,
+                    "-" if score is None else f"{score:.2f}",
+                    f"{100 * one.mean:+.2f}",
+                    f"{100 * one.low:+.2f} to {100 * one.high:+.2f}",
+                    f"{one.p:.2g}",
+                ]
+            )
+    return lines
+
+
+def main() -> None:
+    """Predict, run or write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["predict", "run", "write"])
+    parser.add_argument("base", nargs="?", type=Path, help="the public base, for predict and run")
+    parser.add_argument("--settings", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--workers", type=int, default=1)
+    arguments = parser.parse_args()
+    if arguments.what == "write":
+        header = ["model", "flat (%)", "rule", "predicted", "change (points)", "95 % interval", "p"]
+        show(PAGE, {"real models": table(header, rows())}, write=True)
+    elif arguments.base is None:
+        parser.error("predict and run need the file of the public base: fedlgm pretrain text-adapters")
+    elif arguments.what == "predict":
+        predict(arguments.base)
+    else:
+        for name in arguments.settings:
+            run(name, arguments.base, arguments.workers)
+
+
+if __name__ == "__main__":
+    main()
