@@ -68,10 +68,10 @@ NOTES = {
     "that were not searched. The difference that refutes a claim is 0.3 points.",
     "000-figure-1": "These runs make one pass over the data instead of the recipe's 17. Accuracy does not depend on "
     "the budget yet, so they cannot separate the rules.",
-    "000-figure-2": "These runs make 100 rounds instead of the recipe's 300. At this length, accuracy falls as the budget "
-    "grows: the sigmoid network starts on a plateau at chance level and leaves it sooner with more noise (flat Gaussian, "
-    "one further run each: 37 % in round 40 at epsilon 1; 10 % in round 90 and 26 % in round 100 at epsilon 8). The "
-    "figures compare the ends of plateaus, not the rules at their final accuracy.",
+    "000-figure-2": "These runs make 100 rounds instead of the recipe's 300. At this length, accuracy falls as the "
+    "budget grows: the sigmoid network starts on a plateau at chance level and leaves it sooner with more noise (flat "
+    "Gaussian, one further run each: 37 % in round 40 at epsilon 1; 10 % in round 90 and 26 % in round 100 at epsilon "
+    "8). The figures compare the ends of plateaus, not the rules at their final accuracy.",
     "003-table-4-example-level": "These runs make 500 steps instead of the recipe's 2,000, at a rate that was not "
     "searched.",
     "000-table-3-fashion-mnist": "These runs make 100 rounds instead of the recipe's 300. Only the methods of the "
