@@ -112,6 +112,10 @@ class LayerRow:
 class AdversaryRow:
     """Lower bound for one of several adversaries, from the noise of the nodes whose shares it does not know.
 
+    Example:
+        >>> AdversaryRow("readers", nodes=20, epsilon_lower=6.7, epsilon_reported=7.3).nodes
+        20
+
     Attributes:
         adversary: who it is.
         nodes: number of these nodes.
