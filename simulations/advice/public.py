@@ -162,7 +162,7 @@ def _share_memory(one: Any, other: Any) -> bool:
     if not all(issubclass(type(array), np.ndarray) for array in found):
         return False
     try:
-        return np.shares_memory(*found, max_work=1000)
+        return np.shares_memory(found[0], found[1], max_work=1000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:  # only for arrays of odd strides
         return False
 
