@@ -66,6 +66,8 @@ class UserUpdates(Contributions):
         ConfigError: a client belongs to two users.
     """
 
+    of = "user"
+
     def __init__(self, clients: Contributions, users: Users, numerics: Numerics | None = None) -> None:
         super().__init__(numerics)
         members = [client for user in users for client in user]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -78,7 +78,12 @@ class Contributions(ABC):
 
     Args:
         numerics: threads, device and noise backend.
+
+    Attributes:
+        of: "user" if each contribution is that of a user with all its clients, see `Sampling.of`.
     """
+
+    of: Literal["user"] | None = None
 
     def __init__(self, numerics: Numerics | None = None) -> None:
         self.numerics = numerics or Numerics()
@@ -138,7 +143,14 @@ def client_release(
     Raises:
         ConfigError, PrivacyError: the clients have not agreed to the plan or cannot carry it out.
     """
-    keys, plan = budget.admit(asked), asked.plan
+    plan, of = asked.plan, asked.plan.facts.sampling.of
+    if of != contributions.of:
+        wanted, made = (f"{one or 'client'}s" for one in (of, contributions.of))
+        raise PrivacyError(
+            f"the plan is one for {wanted}, and these contributions are those of {made}: a bound for one is none for "
+            "the other"
+        )
+    keys = budget.admit(asked)
     if not plan.facts.noised_by.uploads_released:
         block = contributions.empty(plan)
         for clients, updates in contributions.updates(asked, keys.order):

@@ -243,7 +243,8 @@ class RunFacts:
         check_known("relation", self.relation, Relation)
         check_known("trust", self.trust, Trust)
         sampling, correlated = self.sampling, "" if self.noise is None else "correlated noise"
-        run = Settings(sampling.scheme, sampling.rate, self.relation, self.noised_by, correlated, bool(self.steps))
+        capped, steps = self.max_participations is not None, bool(self.steps)
+        run = Settings(sampling.scheme, sampling.rate, self.relation, self.noised_by, correlated, steps, capped)
         run_rules.check(run, {})
         self.noised_by.check_facts(self)
         if self.noise is not None:

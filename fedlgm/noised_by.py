@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedlgm.errors import ConfigError, check_known
 from fedlgm.noise import Family, grid_step
@@ -33,6 +33,28 @@ NEGLIGIBLE = 1e-15
 
 NUMBERS = ("<f4", "<f8")
 """Types of the numbers in a client's answer, unless its trust model states others."""
+
+
+class Adversary(NamedTuple):
+    """Someone against whom a guarantee states an epsilon.
+
+    Example:
+        >>> Adversary("readers", 20, 0.5, 7.0, lambda exact, plan, keys, round: exact).nodes
+        20
+
+    Attributes:
+        name: who it is, in words.
+        nodes: number of nodes whose noise is unknown to it.
+        rate: rate of the sampling that amplifies a release for it.
+        epsilon: the stated epsilon of the whole run.
+        released: function (exact contribution or sum [plan.size], plan, keys, round) -> what it sees of a release.
+    """
+
+    name: str
+    nodes: int
+    rate: float
+    epsilon: float
+    released: Callable[[Tensor, ReleasePlan, KeyRing, int], Tensor]
 
 
 class NoisedBy:
@@ -123,6 +145,10 @@ class NoisedBy:
         """The adversaries of a guarantee, if its other fields do not state them; otherwise empty."""
         return ""
 
+    def adversaries(self, facts: RunFacts) -> tuple[Adversary, ...]:
+        """All adversaries, if the guarantee states several epsilons; otherwise none."""
+        return ()
+
     def source(self) -> NoiseSource:
         """The source of independent noise."""
         from fedlgm.run_noise import INDEPENDENT
@@ -184,16 +210,6 @@ class NoisedByClients(NoisedBy):
 
 
 NOISED_BY: dict[str, NoisedBy] = {kind.name: kind for kind in (NoisedBy(), NoisedByClients())}
-
-
-def named(*, uploads_released: bool) -> str:
-    """The trust models in which clients upload releases, or the other ones, for messages.
-
-    Example:
-        >>> named(uploads_released=False)
-        "'central'"
-    """
-    return " or ".join(repr(name) for name, kind in NOISED_BY.items() if kind.uploads_released == uploads_released)
 
 
 def hides_answers(trusts: Iterable[str]) -> bool:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm import integer_noise
+from fedlgm import integer_noise, privacy
 from fedlgm.errors import ConfigError, check_count
 from fedlgm.keys import KeyRing, Purpose
-from fedlgm.noised_by import NOISED_BY, NoisedBy, NoisedByClients
+from fedlgm.noised_by import NOISED_BY, Adversary, NoisedBy, NoisedByClients
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 
 if TYPE_CHECKING:
@@ -236,15 +236,37 @@ class NoisedInShares(NoisedByClients):
 
     def observed(self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend) -> Tensor:
         """One node's contribution among honest nodes that contribute only noise."""
+        return self._with_noise_of(self._shares.honest, exact, plan, keys, round, backend)
+
+    def _with_noise_of(
+        self,
+        nodes: int,
+        exact: Tensor,
+        plan: ReleasePlan,
+        keys: KeyRing,
+        round: int,
+        backend: NoiseBackend = "cpu",
+    ) -> Tensor:
+        """One node's contribution among some nodes that contribute only noise."""
         from fedlgm.aggregation import BoundedSum
 
         total, none = BoundedSum.empty(plan), torch.zeros(plan.size, dtype=torch.float64)
         bound = keys.derive(exact.cpu().numpy().tobytes()) if keys.secret else keys
-        for node in range(self._shares.honest):
+        for node in range(nodes):
             own = none.clone() if node else exact.to(none, copy=True)
             total.merge(self.source().add_(own, plan, bound, round, node, backend), 1, 0)
         total.count = self._shares.threshold
         return self.opened(total)
+
+    def adversaries(self, facts: RunFacts) -> tuple[Adversary, ...]:
+        """The server, which knows who takes part and its colluders' noise, and readers, who know neither."""
+        shares, event = self._shares, self.event(facts.noise_multiplier / SENSITIVITY_FACTOR[facts.relation], 1.0)
+        server = privacy.composed_epsilon([(event, facts.releases)], facts.budget()[1], "rdp")
+        readers, rate = self.readers_epsilon(facts, facts.rounds), facts.sampling.rate
+        return (
+            Adversary("the server", shares.honest, 1.0, server, partial(self._with_noise_of, shares.honest)),
+            Adversary("readers", shares.threshold, rate, readers, partial(self._with_noise_of, shares.threshold)),
+        )
 
     def planned(self, plan: ReleasePlan) -> dict[str, float]:
         """Figures of words, wrap-around, noise and the second epsilon."""

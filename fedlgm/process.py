@@ -71,7 +71,14 @@ class Process:
         facts.noised_by.check_costs(mechanism.name, mechanism.costs(layers, facts.rounds))
 
     def check_cohorts(self, sampling: Sampling) -> None:
-        """Refuse cohorts whose draws do not match the accounting (ConfigError)."""
+        """Require the run's own sampling if the cost of a round counts on it (ConfigError)."""
+        facts, own = self.facts, self.facts.sampling
+        counted = facts.accounted_rate < 1 or facts.shares is not None  # of shares, readers' epsilon counts on it
+        if counted and sampling != own:
+            raise ConfigError(
+                f"a round's cost rests on {own.scheme} sampling of {own.population:,} participants at rate "
+                f"{own.rate:g}: its sampler must draw by facts.sampling"
+            )
 
     def check(self, plan: ReleasePlan) -> None:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""

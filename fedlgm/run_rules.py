@@ -31,6 +31,7 @@ class Settings(NamedTuple):
         noised_by: party that adds the noise.
         noise: correlation over rounds, as the settings name it; empty for independent noise.
         steps: whether clients make example-level steps.
+        capped: whether the number of a client's releases is limited.
     """
 
     scheme: str
@@ -39,6 +40,7 @@ class Settings(NamedTuple):
     noised_by: NoisedBy
     noise: str = ""
     steps: bool = False
+    capped: bool = False
 
 
 class Rule(NamedTuple):
@@ -52,8 +54,8 @@ class Rule(NamedTuple):
 
     Attributes:
         broken: function that says whether settings have the combination.
-        right: the right setting; {relation}, {trust} and {sampling} stand for the settings' names, {who} for the
-            trust.
+        right: the right setting; {relation}, {trust}, {sampling} and {cap} stand for the settings' names, {who} for
+            the trust.
     """
 
     broken: Callable[[Settings], bool]
@@ -74,6 +76,11 @@ RULES = (
     Rule(
         lambda run: run.scheme not in TURNS and run.noised_by.uploads_released,
         "{sampling} = {scheme!r} needs {trust} = 'central'; under {who} trust max_participations counts",
+    ),
+    # A server that adds the noise does not see which client is in a sum, so it cannot count a client's releases.
+    Rule(
+        lambda run: run.capped and not run.noised_by.uploads_released,
+        "{cap} is for {trust} = 'local' or 'distributed': leave it out here",
     ),
     Rule(
         lambda run: run.steps and not run.noised_by.uploads_released,
@@ -104,14 +111,15 @@ def check(run: Settings, names: Mapping[str, str]) -> None:
 
     Args:
         run: the settings.
-        names: the caller's names of "relation", "trust" and "sampling"; default: these.
+        names: the caller's names of "relation", "trust", "sampling" and "cap"; default: these, and max_participations.
 
     Raises:
         ConfigError: a rule is broken; the message gives the first one with its remedy.
     """
     for rule in RULES:
         if rule.broken(run):
-            called = {"relation": "relation", "trust": "trust", "sampling": "sampling"} | dict(names)
+            called = {name: name for name in ("relation", "trust", "sampling")} | {"cap": "max_participations"}
+            called |= names
             who, uncorrelated = run.noised_by.name, run.noised_by.uncorrelated
             about = {"noise": run.noise, "scheme": run.scheme, "who": who, "uncorrelated": uncorrelated}
             raise ConfigError(rule.right.format(**called, **about))

@@ -13,7 +13,7 @@ from fedlgm import data as data_sets
 from fedlgm import privacy
 from fedlgm.aggregation import BoundedSum
 from fedlgm.data import DataSet
-from fedlgm.data.spent import Spent
+from fedlgm.data.spent import Spent, division_name
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import named_arguments
 from fedlgm.facts import RunFacts, Sampling
@@ -113,8 +113,8 @@ def standardise(
     total.add(torch.from_numpy(rows))
     with Ledger(ledger, owner=f"statistics of {len(rows)} {unit}s with {x.shape[1]} columns") as book:
         found = Releaser(KeyRing.from_seed(None), book).mean(total, plan, book.rounds() + 1).double().numpy()
-        clients = len(rows) if unit == "client" else 0
-        spent, cost = Spent(tuple(book.worst_profile()), book.protects(), clients), book.epsilon(delta)
+        whose = (len(rows), division_name(_clients(own))) if unit == "client" else (0, "")
+        spent, cost = Spent(tuple(book.worst_profile()), book.protects(), *whose), book.epsilon(delta)
     first, second = np.split(found, 2)
     made = Standardised(own, middle + half * first, half * np.sqrt(np.maximum(second - first**2, _LEAST)), cost)
     return replace(made, data=replace(own, train_x=made.rows(x), test_x=made.rows(own.test_x), spent=spent))
@@ -136,15 +136,19 @@ def _of_units(scaled: np.ndarray, own: DataSet, unit: str) -> np.ndarray:
         return np.concatenate([scaled, scaled**2], axis=1)
     if unit != "client":
         raise ConfigError(f"unit must be 'example' or 'client', got {unit!r}")
-    if own.clients is not None:
-        parts = list(own.clients)
-    elif own.train_user is not None:
-        parts = [np.flatnonzero(own.train_user == user) for user in np.unique(own.train_user)]
-    else:
-        raise ConfigError("unit='client' needs the client of each row: name them by users=")
+    parts = _clients(own)
     # A client without rows counts, with a contribution of zero: how many have some is private.
     zero = np.zeros(2 * scaled.shape[1])
     return np.stack([_of_units(scaled[part], own, "example").mean(0) if len(part) else zero for part in parts])
+
+
+def _clients(own: DataSet) -> list[np.ndarray]:
+    """Rows of each client, as the data name them."""
+    if own.clients is not None:
+        return list(own.clients)
+    if own.train_user is None:
+        raise ConfigError("unit='client' needs the client of each row: name them by users=")
+    return [np.flatnonzero(own.train_user == user) for user in np.unique(own.train_user)]
 
 
 def _plan(units: int, columns: int, epsilon: float, delta: float, unit: Literal["example", "client"]) -> ReleasePlan:

@@ -14,12 +14,13 @@ from fedlgm.audits.canaries import Canaries, ReleaseObserver
 from fedlgm.audits.distinguisher import audit_release
 from fedlgm.audits.one_run import audit_record
 from fedlgm.audits.record import CanaryRecord
-from fedlgm.audits.result import AuditResult, Check, LayerRow, Method, Reported
+from fedlgm.audits.result import AdversaryRow, AuditResult, Check, LayerRow, Method, Reported
 from fedlgm.audits.scores import CONFIDENCE, Scores
 from fedlgm.audits.subject import Subject
 
 __all__ = [
     "CONFIDENCE",
+    "AdversaryRow",
     "Audit",
     "AuditResult",
     "Canaries",

@@ -11,6 +11,7 @@ from typing import Any, cast, get_args
 import torch
 
 from fedlgm.aggregation import BoundedSum
+from fedlgm.audits.adversaries import by_adversary
 from fedlgm.audits.canaries import Canaries, check_auditable
 from fedlgm.audits.distinguisher import TRIALS, audit_mechanism_by_trials
 from fedlgm.audits.one_run import audit_record
@@ -79,11 +80,10 @@ class Audit:
             >>> Audit(method="probe").mechanism(Subject.of("snr-consistent")).passed
             True
         """
-        started = time.perf_counter()
+        started, reading = time.perf_counter(), probe(subject)
         if self.method == "probe":
-            result = audit_by_probe(subject)
+            result = audit_by_probe(subject, reading)
         else:
-            reading = probe(subject)
             own = _own(self.method)
             method = self._settled(subject)
             if own is None and method != "one-run-gaussian" and subject.facts.run is not None:
@@ -103,7 +103,8 @@ class Audit:
             else:
                 result = self._one_run(subject, reading, method, progress)
             result = dataclasses.replace(result, checks=(*checks(reading), *result.checks))
-        return dataclasses.replace(result, seconds=time.perf_counter() - started)
+        rows = tuple(by_adversary(subject, reading.plan, reading.ratio, self.confidence))
+        return dataclasses.replace(result, adversaries=rows, seconds=time.perf_counter() - started)
 
     def _settled(self, subject: Subject) -> Method:
         if self.method != "auto":

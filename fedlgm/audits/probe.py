@@ -107,15 +107,15 @@ def checks(reading: ProbeReading) -> tuple[Check, ...]:
     )
 
 
-def audit_by_probe(subject: Subject) -> AuditResult:
-    """Lower bound from the probe alone; exact if the noise is as planned.
+def audit_by_probe(subject: Subject, reading: ProbeReading | None = None) -> AuditResult:
+    """Lower bound from the probe alone, or from its reading if it is known; exact if the noise is as planned.
 
     Example:
         >>> result = audit_by_probe(Subject.of("snr-consistent", epsilon=1.0))
         >>> result.passed, 0.99 < result.epsilon_lower <= result.epsilon_reported
         (True, True)
     """
-    reading = probe(subject)
+    reading = reading or probe(subject)
     return AuditResult(
         subject=subject.name,
         method="probe",
@@ -136,7 +136,7 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
         return 0.0
     if math.isinf(ratio) or plan.effective_multiplier == 0:
         return math.inf
-    run, multipliers = subject.facts.run, subject.multipliers(plan)
+    run, multipliers = subject.facts.run, subject.charged(plan)
     if run is not None:
         return run_epsilon(run, 1.0 / multipliers, ratio, subject.delta)
     events = subject.facts.process.events(plan, multipliers / ratio)

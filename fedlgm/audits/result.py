@@ -109,6 +109,27 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
+class AdversaryRow:
+    """Lower bound for one of several adversaries, from the noise of the nodes whose shares it does not know.
+
+    Example:
+        >>> AdversaryRow("readers", nodes=20, epsilon_lower=6.7, epsilon_reported=7.3).nodes
+        20
+
+    Attributes:
+        adversary: who it is.
+        nodes: number of these nodes.
+        epsilon_lower: lower bound on the epsilon against it.
+        epsilon_reported: the epsilon that is stated.
+    """
+
+    adversary: str
+    nodes: int
+    epsilon_lower: float
+    epsilon_reported: float
+
+
+@dataclass(frozen=True)
 class AuditResult:
     """Outcome of one audit.
 
@@ -125,6 +146,7 @@ class AuditResult:
         layers: one row per layer, if the method examines layers.
         checks: further conditions that must hold.
         scores: canaries' or trials' scores ("inside", "outside"), for pictures.
+        adversaries: one row per adversary, if the guarantee states several epsilons.
         seconds: wall time.
     """
 
@@ -139,12 +161,15 @@ class AuditResult:
     layers: tuple[LayerRow, ...] = ()
     checks: tuple[Check, ...] = ()
     scores: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    adversaries: tuple[AdversaryRow, ...] = ()
     seconds: float = 0.0
 
     @property
     def exceeded(self) -> bool:
-        """Whether the bound exceeds the reported epsilon."""
-        return self.epsilon_lower > self.epsilon_reported * (1 + 1e-9)
+        """Whether a bound exceeds the reported epsilon."""
+        pairs = [(self.epsilon_lower, self.epsilon_reported)]
+        pairs += [(row.epsilon_lower, row.epsilon_reported) for row in self.adversaries]
+        return any(lower > reported * (1 + 1e-9) for lower, reported in pairs)
 
     @property
     def passed(self) -> bool:
@@ -165,5 +190,6 @@ class AuditResult:
             "observations": self.observations,
             "layers": [vars(row) for row in self.layers],
             "checks": [vars(check) for check in self.checks],
+            "adversaries": [vars(row) for row in self.adversaries],
             "seconds": self.seconds,
         }

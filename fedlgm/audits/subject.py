@@ -237,22 +237,27 @@ class Subject:
         costs = self.method.mechanism.costs(self.layers, self.facts.rounds)
         return np.asarray(plan.effective_multiplier * np.sqrt(costs[0] / costs))
 
+    def charged(self, plan: ReleasePlan) -> np.ndarray:
+        """Multipliers of the releases that can contain one unit's data, the costliest if a cap leaves some out."""
+        multipliers = self.multipliers(plan)
+        return multipliers if self.facts.run is not None else np.sort(multipliers)[: self.facts.releases]
+
     def reported(self, plan: ReleasePlan, whole: bool = True) -> float:
         """Reported epsilon: the proven one, or else the claimed one, or else `inf`.
 
         Args:
             plan: the first round's plan.
-            whole: all rounds, with the run's sampling; otherwise one release in which every client takes part.
+            whole: all releases of a unit, with the run's sampling; otherwise one in which every client takes part.
         """
-        rounds = self.facts.rounds if whole else 1
+        multipliers = self.charged(plan) if whole else self.multipliers(plan)[:1]
         if not plan.protected:
             if plan.claim is None:
                 return math.inf
             if "epsilon" in plan.claim:
-                return rounds * float(plan.claim["epsilon"])
+                return len(multipliers) * float(plan.claim["epsilon"])
             event = privacy.events.decode(plan.claim["event"])
-            return privacy.accounting.composed_epsilon([(event, rounds)], self.delta, self.facts.accountant)
-        events = self.facts.process.events(plan, self.multipliers(plan)[:rounds], whole)
+            return privacy.accounting.composed_epsilon([(event, len(multipliers))], self.delta, self.facts.accountant)
+        events = self.facts.process.events(plan, multipliers, whole)
         return privacy.accounting.composed_epsilon(events, self.delta, self.facts.accountant)
 
     # -- made-up updates -----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from fedlgm.data import tables
 from fedlgm.data.partition import Partition
 from fedlgm.data.pixels import Pixels
 from fedlgm.data.spent import Spent
+from fedlgm.data.users import user_numbers
 from fedlgm.errors import DataError
 from fedlgm.extension import named_arguments
 from fedlgm.inputs import Arrays
@@ -145,7 +146,7 @@ class DataSet:
             classes = len(named)
         if classes is None and np.issubdtype(test_y.dtype, np.integer):
             classes = int(test_y.max()) + 1
-        user = None if users is None else _users(users, len(train_y))
+        user = None if users is None else user_numbers(users, len(train_y))
         own = None if clients is None else Partition.from_clients(clients, len(train_y))
         return cls(name, train_x, train_y, test_x, test_y, classes, user, own, labels=named)
 
@@ -355,28 +356,6 @@ def _identical(left: Arrays, right: Arrays) -> bool:
     """Whether two inputs are the same objects."""
     lefts, rights = map(inputs.parts, (left, right))
     return len(lefts) == len(rights) and all(one is other for one, other in zip(lefts, rights, strict=True))
-
-
-def _users(users: Any, count: int) -> np.ndarray:
-    if isinstance(users, str):
-        raise DataError(
-            f"users = {users!r} names a column, which arrays do not have: give the user of each training example [n]"
-        )
-    try:
-        ids = np.asarray(users)
-    except ValueError as error:
-        raise DataError(
-            f"users must name the user of each of the {count} training examples, got lists of several lengths; "
-            "lists of the examples of each client are data['clients']"
-        ) from error
-    if ids.shape != (count,):
-        raise DataError(f"users must name the user of each of the {count} training examples, got shape {ids.shape}")
-    if np.issubdtype(ids.dtype, np.floating) and not np.isfinite(ids).all():
-        raise DataError(f"users: {(~np.isfinite(ids)).sum()} training examples have no user (NaN)")
-    try:
-        return np.unique(ids, return_inverse=True)[1].astype(np.int64)
-    except TypeError as error:
-        raise DataError(f"users must all be numbers or all be names: {error}") from error
 
 
 def _kind(array: Any) -> Any:

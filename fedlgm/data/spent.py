@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fedlgm import privacy
 
@@ -21,6 +25,7 @@ class Spent:
         events: (event, number of releases).
         protects: unit and neighbouring relation of all of them, as in "example, add-remove".
         clients: number of clients as the data name them, if clients are the unit; else 0.
+        division: `division_name` of these clients' rows.
 
     Example:
         >>> from fedlgm.privacy.events import gaussian_event
@@ -32,6 +37,7 @@ class Spent:
     events: tuple[tuple[dp_event.DpEvent, int], ...]
     protects: str
     clients: int = 0
+    division: str = ""
 
     def epsilon(self, delta: float, accountant: str = "pld") -> float:
         """Epsilon at `delta` of the events alone."""
@@ -46,3 +52,17 @@ class Spent:
         for i, (event, count) in enumerate(self.events):
             for n in range(count):
                 ledger.charge(event, round=0, key=f"before the run: {i}.{n}", protects=self.protects)
+
+
+def division_name(parts: Iterable[np.ndarray]) -> str:
+    """Name of a division of rows among clients, by which the clients of a release and of a run are compared.
+
+    Args:
+        parts: row numbers of each client; neither their order nor that of the clients counts.
+
+    Example:
+        >>> division_name([np.array([0, 2]), np.array([1])]) == division_name([np.array([1]), np.array([2, 0])])
+        True
+    """
+    clients = (hashlib.sha256(np.sort(rows).astype("<i8").tobytes()).digest() for rows in parts)
+    return hashlib.sha256(b"".join(sorted(clients))).hexdigest()

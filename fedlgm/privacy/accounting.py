@@ -25,6 +25,7 @@ from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, SEARCHES, RenyiAccou
 from fedlgm.privacy.events import decode, encode, gaussian_event, is_private, pure_epsilon, unfolded
 from fedlgm.privacy.gaussian import gaussian_epsilon
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
+from fedlgm.privacy.plain import plain_number, plain_numbers
 
 _COARSE_ERROR = 1e-3  # relative, ten times what it is
 _LOST = 2.0**-52  # of delta per release, to the rounding of the grid's Fourier transforms: five times what was measured
@@ -38,6 +39,7 @@ _CONFIRMED = 1e-4  # of the target, how much of it a kept multiplier may leave u
 
 
 @named_arguments
+@plain_numbers
 def epsilon(
     noise_multiplier: float,
     delta: float,
@@ -71,6 +73,7 @@ def epsilon(
 
 
 @named_arguments
+@plain_numbers
 def calibrate(
     epsilon: float,
     delta: float,
@@ -109,6 +112,7 @@ def calibrate(
     )
 
 
+@plain_numbers
 def calibrate_levels(
     levels: Mapping[float, int],
     epsilon: float,
@@ -140,8 +144,10 @@ def calibrate_levels(
         >>> round(a / calibrate(1.0, 1e-5, steps=2), 4)
         1.0
     """
-    for level, count in levels.items():
-        check_count(f"the number of releases at level {level:g}", count)
+    levels = {
+        plain_number(level): check_count(f"the number of releases at level {level:g}", count)
+        for level, count in levels.items()
+    }
     _check(
         delta=delta, steps=sum(levels.values()), sampling_rate=sampling_rate, relation=relation, accountant=accountant
     )
@@ -149,7 +155,7 @@ def calibrate_levels(
     if not levels or not all(math.isfinite(level) and level > 0 for level in levels):
         raise ConfigError(f"levels must be positive, with at least one release each, got {dict(levels)}")
     least = min(levels)
-    over_least = tuple(sorted((float(level / least), int(count)) for level, count in levels.items()))
+    over_least = tuple(sorted((float(level / least), count) for level, count in levels.items()))
     unit = _calibrate(float(epsilon), float(delta), over_least, float(sampling_rate), accountant)
     return unit / least * SENSITIVITY_FACTOR[relation]
 
@@ -250,6 +256,7 @@ def _root(target: float, delta: float, levels: _Levels, rate: float, accountant:
 
 
 @named_arguments
+@plain_numbers
 def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float, accountant: str = "pld") -> float:
     """Epsilon at `delta` of events composed the given numbers of times; `inf` if one of them is not private.
 
@@ -281,10 +288,11 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
     merged: dict[str, int] = {}
     precision = 0.0  # Gaussian releases without sampling are together one Gaussian release
     for event, count in (unfolded(event, count) for event, count in events):
-        if isinstance(event, dp_event.GaussianDpEvent) and event.noise_multiplier > 0:
-            precision += count / event.noise_multiplier**2
+        record = encode(event)  # which checks its numbers
+        if isinstance(event, dp_event.GaussianDpEvent) and record["noise_multiplier"] > 0:
+            precision += count / record["noise_multiplier"] ** 2
         elif count > 0 and not isinstance(event, dp_event.NoOpDpEvent):
-            name = json.dumps(encode(event))
+            name = json.dumps(record)
             merged[name] = merged.get(name, 0) + count
     if precision > 0 and not merged and 0 < delta < 1 and accountant == "pld":
         return gaussian_epsilon(math.sqrt(precision), delta)  # exact, in closed form

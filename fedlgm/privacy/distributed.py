@@ -16,11 +16,13 @@ from fedlgm.errors import check_count, check_positive, check_share
 from fedlgm.extension import named_arguments
 from fedlgm.integer_noise import gaussian
 from fedlgm.privacy.accountants import quiet
+from fedlgm.privacy.plain import plain_numbers
 
 _ORDERS = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64), [80, 96, 128, 192, 256, 512, 1024, 2048]])
 
 
 @named_arguments
+@plain_numbers
 def discrete_gaussian_tau(deviation: float, parties: int) -> float:
     """Bound on the largest absolute log ratio between a sum of discrete Gaussians and one discrete Gaussian.
 
@@ -43,6 +45,7 @@ def discrete_gaussian_tau(deviation: float, parties: int) -> float:
 
 
 @named_arguments
+@plain_numbers
 def distributed_epsilon(
     noise: str,
     *,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 from dp_accounting import dp_event
 
 from fedlgm.errors import ConfigError, check_count, check_rate, check_share
 from fedlgm.privacy.guarantee import Relation
+from fedlgm.privacy.plain import plain_number, plain_numbers
 
 LARGEST_PURE = 700.0
 """Pure epsilon beyond which a release counts as not private, because exp overflows."""
@@ -37,6 +37,7 @@ RENYI_ONLY = (dp_event.ZCDpEvent, WholeOrdersDpEvent)
 """Events of noise in shares, which have a Renyi bound rho a but no known privacy loss distribution."""
 
 
+@plain_numbers
 def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.DpEvent:
     """Event of one (Poisson-sampled) Gaussian release; a multiplier of 0 is not private.
 
@@ -51,11 +52,11 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
         >>> gaussian_event(0.0)
         NonPrivateDpEvent()
     """
+    _at_least_0("the noise multiplier of a release", multiplier)
+    event = sampled(dp_event.GaussianDpEvent(multiplier), sampling_rate)
     if multiplier == 0:
         return dp_event.NonPrivateDpEvent()
-    if math.isinf(multiplier):
-        return dp_event.NoOpDpEvent()
-    return sampled(dp_event.GaussianDpEvent(multiplier), sampling_rate)
+    return dp_event.NoOpDpEvent() if math.isinf(multiplier) else event
 
 
 def as_gaussian(event: dp_event.DpEvent) -> dp_event.DpEvent:
@@ -71,6 +72,7 @@ def as_gaussian(event: dp_event.DpEvent) -> dp_event.DpEvent:
     return event
 
 
+@plain_numbers
 def laplace_event(epsilon: float, sampling_rate: float = 1.0, relation: Relation = "add-remove") -> dp_event.DpEvent:
     """Event of one (Poisson-sampled) release with Laplace noise, of any dimension, that is `epsilon`-DP by its scales.
 
@@ -101,6 +103,8 @@ def laplace_event(epsilon: float, sampling_rate: float = 1.0, relation: Relation
         >>> composed_epsilon([(laplace_event(0.5), 4)], delta=0.0)
         2.0
     """
+    _at_least_0("the epsilon of a release", epsilon)
+    check_rate(sampling_rate=sampling_rate)
     if epsilon == 0:
         return dp_event.NoOpDpEvent()
     if epsilon > LARGEST_PURE:
@@ -110,6 +114,7 @@ def laplace_event(epsilon: float, sampling_rate: float = 1.0, relation: Relation
     return sampled(dp_event.LaplaceDpEvent(1.0 / epsilon), sampling_rate)
 
 
+@plain_numbers
 def pure_event(epsilon: float) -> dp_event.DpEvent:
     """Event of any `epsilon`-DP release: randomized response, which dominates all such releases (Kairouz et al. 2015).
 
@@ -118,12 +123,14 @@ def pure_event(epsilon: float) -> dp_event.DpEvent:
         >>> round(composed_epsilon([(pure_event(0.5), 4)], delta=0.0), 9)
         2.0
     """
+    _at_least_0("the epsilon of a release", epsilon)
     if epsilon > LARGEST_PURE:
         return dp_event.NonPrivateDpEvent()
     replaced = min(2.0 / (1.0 + math.exp(epsilon)), 1.0 - 2.0**-53)  # rounded to 1, it would be refused
     return dp_event.RandomizedResponseDpEvent(replaced, 2)
 
 
+@plain_numbers
 def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
     """`event` under Poisson sampling at `sampling_rate`; the event itself at rate 1, and just below it.
 
@@ -131,6 +138,7 @@ def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
         >>> sampled(gaussian_event(2.0), 0.1) == gaussian_event(2.0, 0.1), sampled(gaussian_event(2.0), 1.0)
         (True, GaussianDpEvent(noise_multiplier=2.0))
     """
+    check_rate(sampling_rate=sampling_rate)
     return event if sampling_rate > 1 - 1e-12 else dp_event.PoissonSampledDpEvent(sampling_rate, event)
 
 
@@ -156,10 +164,9 @@ def unfolded(event: dp_event.DpEvent, count: int) -> tuple[dp_event.DpEvent, int
     Raises:
         ConfigError: the number of releases is not a whole number of at least 0.
     """
-    check_count("count", count, least=0)
+    count = check_count("count", count, least=0)
     while isinstance(event, dp_event.SelfComposedDpEvent):
-        check_count("count", event.count, least=0)
-        event, count = event.event, count * event.count
+        event, count = event.event, count * check_count("count", event.count, least=0)
     return event, count
 
 
@@ -224,7 +231,7 @@ def _encoded(name: str, field: str, value: Any) -> Any:
         return [encode(part) for part in value]
     if field == "event":
         return encode(value)
-    return _checked(name, field, value.item() if isinstance(value, np.generic) else value)
+    return _checked(name, field, plain_number(value))
 
 
 def decode(record: dict[str, Any]) -> dp_event.DpEvent:

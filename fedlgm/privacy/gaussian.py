@@ -15,11 +15,13 @@ import scipy
 
 from fedlgm.errors import ConfigError, check_positive, check_share
 from fedlgm.extension import named_arguments
+from fedlgm.privacy.plain import plain_numbers
 
 _RTOL = 1e-14
 
 
 @named_arguments
+@plain_numbers
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Largest mu whose Gaussian release is (epsilon, delta)-DP.
 
@@ -55,6 +57,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 @named_arguments
+@plain_numbers
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """Smallest delta for which a release of parameter mu is (epsilon, delta)-DP.
 
@@ -79,6 +82,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 @named_arguments
+@plain_numbers
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Smallest epsilon for which a release of parameter mu is (epsilon, delta)-DP.
 

@@ -14,6 +14,7 @@ from fedlgm.errors import ConfigError, check_count, check_known, check_positive,
 from fedlgm.extension import named_arguments
 from fedlgm.privacy.accountants import quiet
 from fedlgm.privacy.events import gaussian_event, repeated
+from fedlgm.privacy.plain import plain_numbers
 
 Law = Literal["logarithmic", "geometric", "poisson"]
 """Law of the number of runs: truncated negative binomial of shape 0 or 1, or Poisson."""
@@ -25,6 +26,7 @@ ORDERS = tuple(
 """Renyi orders of searches."""
 
 
+@plain_numbers
 def selection_event(run: dp_event.DpEvent, expected_runs: float, law: Law = "logarithmic") -> dp_event.DpEvent:
     """Event of a search that draws the number of runs by `law` and publishes only the best run.
 
@@ -81,6 +83,7 @@ def _gamma(expected_runs: float) -> float:
 
 
 @named_arguments
+@plain_numbers
 def selection_epsilon(
     noise_multiplier: float,
     sampling_rate: float,

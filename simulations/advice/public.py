@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedlgm import data, inputs
 from fedlgm.data import DataSet
@@ -124,7 +126,7 @@ def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
         public: as for `public_examples`.
 
     Raises:
-        DataError: they are the same set or the same objects.
+        DataError: they are the same set or objects, or parts of the same arrays.
     """
     if isinstance(public, str):
         own = recipe.data.name
@@ -136,19 +138,33 @@ def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
                 "'digits/private', or test"
             )
         return
-    if private is not None and _training(private)[:1] == _training(public)[:1] != ():
+    pairs = product(_training(private), _training(public)) if private is not None else ()
+    if any(one is other or _share_memory(one, other) for one, other in pairs):
         raise DataError("public: these are the training examples of data, which are private: give others, or 'test'")
 
 
-def _training(given: Any) -> Any:
-    """Identities of the training inputs and targets, or of the table that holds them."""
+def _training(given: Any) -> list[Any]:
+    """Training inputs and targets, or the table that holds them."""
     if isinstance(given, DataSet):
         given = given.held("train_x"), given.train_y
     elif isinstance(given, Mapping):
         given = given.get("train")
     if given is None:
-        return ()
-    return tuple(map(id, given)) if type(given) in (tuple, list) else (id(given),)
+        return []
+    if type(given) in (tuple, list):
+        return [array for part in given for array in (part if type(part) is tuple else (part,))]
+    return [given]
+
+
+def _share_memory(one: Any, other: Any) -> bool:
+    """Whether arrays or tensors hold some of the same numbers, which are not read: a copy is therefore not noticed."""
+    found = [each.numpy() if issubclass(type(each), torch.Tensor) else each for each in (one, other)]
+    if not all(issubclass(type(array), np.ndarray) for array in found):
+        return False
+    try:
+        return np.shares_memory(found[0], found[1], max_work=1000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:  # only for arrays of odd strides
+        return False
 
 
 def examples_of(recipe: Recipe) -> int | None:

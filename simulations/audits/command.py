@@ -111,6 +111,13 @@ def table(result: AuditResult, picture: Path | None = None) -> Group:
             for row in result.layers
         ]
         parts.append(tables.table("by layer", columns, rows, left=("layer",)))
+    if result.adversaries:
+        columns = ("against", "noise of", "epsilon audited", "epsilon reported")
+        found = [
+            (row.adversary, f"{row.nodes} nodes", f"at least {number(row.epsilon_lower)}", number(row.epsilon_reported))
+            for row in result.adversaries
+        ]
+        parts.append(tables.table("by adversary, noise measured", columns, found, left=("against",)))
     if result.checks:
         checks = tables.facts([], "checks")
         for check in result.checks:

@@ -16,7 +16,7 @@ from clients.serving import Serving
 from fedlgm import data, devices, inputs, models, tasks
 from fedlgm.contributions import unbounded
 from fedlgm.data import DataSet, Partition
-from fedlgm.data.spent import Spent
+from fedlgm.data.spent import Spent, division_name
 from fedlgm.devices import Numerics
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.example_level.trainer import ExampleTrainer
@@ -167,8 +167,8 @@ class Assembly:
         make = partial(Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated)
         if self.spent is None:
             return make(facts)
-        named = self.own.partition is None and self.recipe.data.partition == "natural"
-        return method_beside(self.spent, facts, make, self.start(), self.recipe.federation.clients if named else 0)
+        division = division_name(self.partition) if self.spent.clients else ""
+        return method_beside(self.spent, facts, make, self.start(), division)
 
     @property
     def spent(self) -> Spent | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from fedlgm import noised_by, run_rules
+from fedlgm import run_rules
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.facts import LocalSteps, Sampling
 from fedlgm.privacy.guarantee import Relation
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from simulations.config.recipe import Recipe
 
 _ONLY = {"bands": "'banded' or 'square-root'", "buffers": "'blt'"}
-_KEYS = {"relation": "privacy.relation", "trust": "privacy.trust", "sampling": "federation.sampling"}
+_KEYS = {
+    "relation": "privacy.relation",
+    "trust": "privacy.trust",
+    "sampling": "federation.sampling",
+    "cap": "privacy.max_participations",
+}
 
 
 def _options(noise: str) -> tuple[str, ...]:
@@ -41,7 +46,9 @@ class ClientLevel(UnitKind):
                 raise ConfigError(f"training.{key} is for privacy.unit = 'example': leave it out here")
         scheme = federation.sampling
         noise = "" if privacy.noise == "independent" else f"privacy.noise = {privacy.noise!r}"
-        run_rules.check(run_rules.Settings(scheme, federation.share, recipe.relation, recipe.noised_by, noise), _KEYS)
+        capped = privacy.max_participations is not None
+        settings = run_rules.Settings(scheme, federation.share, recipe.relation, recipe.noised_by, noise, capped=capped)
+        run_rules.check(settings, _KEYS)
         if privacy.noise == "given" and privacy.correlation is None:
             raise ConfigError("privacy.noise = 'given' needs privacy.correlation: pass simulate(noise=a Correlation)")
         for key, kinds in _ONLY.items():
@@ -58,9 +65,6 @@ class ClientLevel(UnitKind):
             raise ConfigError(
                 f"privacy.max_participations is needed under {privacy.trust} trust: every participation costs"
             )
-        if not local and privacy.max_participations is not None:
-            trusts = noised_by.named(uploads_released=True)
-            raise ConfigError(f"privacy.max_participations is for privacy.trust = {trusts}: leave it out here")
 
     def _check_separation(self, recipe: Recipe) -> None:
         privacy, rounds = recipe.privacy, recipe.federation.rounds

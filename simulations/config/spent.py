@@ -26,7 +26,7 @@ _SLACK = 0.01  # share of epsilon that may stay unspent
 
 
 def method_beside(
-    spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Method], start: Transcript, clients: int
+    spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Method], start: Transcript, division: str
 ) -> Method:
     """The method whose rounds stay within the budget of `facts` when composed with `spent`.
 
@@ -35,7 +35,7 @@ def method_beside(
         facts: the run's facts with the whole budget.
         make: function that calibrates a method to the budget of its argument.
         start: the transcript before the first round.
-        clients: number of the run's clients if the data name them; else 0.
+        division: `division_name` of the rows of the run's clients, if clients are the unit of `spent`.
 
     Raises:
         ConfigError: the run protects another unit, or clients that hold other data, or does not consist of rounds with
@@ -61,10 +61,11 @@ def method_beside(
                 f"data: its private statistics protect ({spent.protects}), the run ({plan.protects}): their epsilons "
                 f"do not add up; {_remedy(plan)}"
             )
-        if spent.clients and clients != spent.clients:
+        if spent.clients and division != spent.division:
             raise ConfigError(
                 f"data: its private statistics protect {spent.clients} clients as the data name them, and this run's "
-                f"clients hold other data: use data.partition = 'natural' and federation.clients = {spent.clients}"
+                f"clients hold other data: use data.partition = 'natural', federation.clients = {spent.clients} and "
+                "the users of the call of standardise"
             )
         above = composed_epsilon([*spent.events, *_rounds(method, plan)], delta, facts.accountant) - epsilon
         if above <= 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import pytest
@@ -13,8 +15,8 @@ from clients import ClientData
 from clients.updates import LocalWork
 from clients.users import UserWork
 from fedlgm import Guarantee, LayerTable, LocalTraining, ReleasePlan, RunFacts, Sampling, mechanisms
-from fedlgm.client_release import Asked
-from fedlgm.errors import ConfigError
+from fedlgm.client_release import Asked, client_release
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing
 from fedlgm.training import SequentialTrainer
 from simulations.config import recipe as recipes
@@ -71,6 +73,22 @@ def test_clients_that_are_bounded_one_by_one_move_it_by_more() -> None:
     data = {client: examples("usual", 1) for client in range(6)}
     norms, _, _ = bounded_sum(data, LocalWork, list(USERS[1]))
     assert (norms > 2.5 * torch.tensor(CLIP)).all()
+
+
+@pytest.mark.parametrize(("of", "work"), [("user", LocalWork), (None, partial(UserWork, users=USERS))])
+def test_clients_are_not_bounded_in_the_place_of_users_or_the_reverse(
+    of: str | None, work: Callable[..., LocalWork]
+) -> None:
+    """The release would be charged as one that protects the other unit."""
+    module, settings = nn.Linear(3, 2), LocalTraining()
+    layers = LayerTable.from_module(module)
+    facts = RunFacts(1.0, Sampling("poisson", 3, 1.0, of=of))
+    plan = ReleasePlan(layers, [1.0], [1.0], facts, Guarantee("proven", "bounded, then noised"))
+    made = work(SequentialTrainer(module, layers, settings), settings, lambda client: examples("usual", client))
+    with pytest.raises(
+        PrivacyError, match=r"the plan is one for (users|clients), and these contributions are those of"
+    ):
+        client_release(made.contributions(mechanisms.get("uniform")), None, Asked(plan, layers.flatten(module), 1, [0]))
 
 
 def test_a_users_contribution_is_the_mean_of_its_clients_updates() -> None:

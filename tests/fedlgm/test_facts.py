@@ -128,6 +128,12 @@ class TestRunFacts:
         assert RunFacts(1.0, POISSON, "replace-one", "local", 7, max_participations=3).releases == 3
         assert RunFacts(1.0, POISSON, "replace-one", "local", 7, max_participations=9).releases == 7
 
+    @pytest.mark.parametrize("sampling", [POISSON, Sampling("poisson", 10, 1.0), Sampling("cyclic", 10, 0.5, 2)])
+    def test_a_server_that_adds_the_noise_keeps_no_cap(self, sampling):
+        """It does not see who is in a sum: noise for one of a hundred releases would be that of one release."""
+        with pytest.raises(ConfigError, match="max_participations is for trust = 'local' or 'distributed'"):
+            RunFacts(0.0, sampling, rounds=100, epsilon=1.0, delta=1e-5, max_participations=1)
+
     def test_whoever_sees_who_takes_part_gets_no_amplification(self):
         assert RunFacts(1.0, POISSON).accounted_rate == 0.1
         assert RunFacts(1.0, POISSON, "replace-one", "local").accounted_rate == 1.0

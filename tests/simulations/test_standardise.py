@@ -147,6 +147,20 @@ def test_statistics_of_clients_pay_into_a_run_that_protects_clients(tmp_path):
         simulations.resume(tmp_path / "run", data=dataclasses.replace(found.data, spent=None))
 
 
+def test_statistics_do_not_pay_into_a_run_whose_clients_hold_other_rows(tmp_path):
+    """As many clients are not the same clients: the costs of both releases add up for neither."""
+    found = statistics(tmp_path, unit="client", epsilon=2.0, delta=1e-3)
+    changes = {"privacy.unit": "client", "mechanism.name": "gaussian", "privacy.delta": 0.05, "federation.rounds": 1}
+    others = np.arange(len(SITES)) * 10 // len(SITES)
+    with pytest.raises(ConfigError, match="this run's clients hold other data"):
+        simulations.simulate("ten-hospitals", data=found.data, users=others, overrides=SHORT | changes)
+    named = [f"site {9 - site}" for site in SITES]  # the same clients in another order
+    run = simulations.simulate(
+        "ten-hospitals", data=found.data, users=named, overrides=SHORT | changes, run_dir=tmp_path / "run"
+    )
+    assert run.epsilon <= 8
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -15,10 +15,11 @@ from scipy import stats
 
 from fedlgm import wire
 from fedlgm.devices import Numerics
+from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
 from fedlgm.plan import RunFacts, Sampling
-from strategies import CohortSampler, ServerOptimizer
+from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
 from strategies.cohort import blocks
 from strategies.server_optimizer import server_step
 
@@ -61,6 +62,25 @@ class TestCohorts:
         assert sampler.cohort(5).tolist() == CohortSampler(sampler.sampling, KeyRing(4)).cohort(5).tolist()
         assert sampler.cohort(5).tolist() != sampler.cohort(6).tolist()
         assert sampler.cohort(5).tolist() != CohortSampler(sampler.sampling, KeyRing(5)).cohort(5).tolist()
+
+    @pytest.mark.parametrize(
+        "other",
+        [ALL, Sampling("fixed", 10, 0.2), Sampling("poisson", 40, 0.2), Sampling("poisson", 10, 0.2, of="user")],
+    )
+    def test_cohorts_other_than_those_accounted_for_are_refused(self, federate, other):
+        """Rounds of all clients would be charged as if one in five were drawn in secret."""
+        made = federate(ones, {"a": 4}, sampling=Sampling("poisson", 10, 0.2), multiplier=2.0).strategy
+        with pytest.raises(
+            ConfigError, match=r"poisson sampling of 10 participants at rate 0\.2: its sampler must draw"
+        ):
+            LayerwiseFedAvg(
+                made.method,
+                made.transcript,
+                CohortSampler(other, KeyRing(0)),
+                made.optimizer,
+                made.releaser,
+                made.nodes,
+            )
 
     def test_dropouts_leave_the_draw_alone(self):
         steady, shaky = (CohortSampler(Sampling("poisson", 500, 0.5), KeyRing(1), rate) for rate in (0.0, 0.4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from fedlgm.data import DataSet, Partition, divide, load, scheme_options
-from fedlgm.errors import ConfigError, DataError
+from fedlgm.errors import ConfigError, DataError, Notice
 
 RNG = np.random.default_rng(4)
 X, Y = RNG.standard_normal((60, 3)), RNG.integers(4, size=60)
@@ -108,6 +109,9 @@ HOLES[4, 1] = np.nan
         (changed(users=Y[:3]), r"users must name the user of each of the 60"),
         (changed(users=[None if i % 2 else "a" for i in range(60)]), r"users must all be numbers or all be names"),
         (changed(users=HOLES[:, 1]), r"users: 1 training examples have no user"),
+        (changed(users=["a", math.nan, *["b"] * 58]), r"users must all be numbers or all be names"),
+        (changed(users=["1", 1.0, *["2"] * 58]), r"users must all be numbers or all be names"),
+        (changed(users=["a", " ", *["b"] * 58]), r"users: training examples with the name ' ' have no user"),
         (changed(train=({"a": X, "b": X}, Y)), r"training inputs: several inputs are a tuple .*, not a dict"),
         (changed(train=([X, X], Y)), r"2 inputs but 60 targets; .*several inputs are a tuple"),
         (changed(train=(X[:0], Y[:0])), r"at least one training example"),
@@ -286,3 +290,10 @@ def test_partitioners_come_without_plotting_and_the_rest_of_their_package_when_i
     assert first.split() == ["True", "False", "False"]
     assert second.split()[0] == "True"
     assert second.split()[1][0].isdigit()
+
+
+@pytest.mark.parametrize("other", ["Ann", "ann ", " ann", "a\uff4en"])
+def test_two_spellings_of_one_user_are_pointed_out(other):
+    """A person with two names is two units, for which no epsilon is stated."""
+    with pytest.warns(Notice, match="count as two: if they are one person, give them one name"):
+        DataSet.from_mapping({**ARRAYS, "users": [other if i % 2 else "ann" for i in range(60)]})

@@ -375,6 +375,35 @@ def test_a_kernel_with_other_bits_is_refused(tmp_path: Path, monkeypatch: pytest
     assert not kept.exists()  # another compiler can make another one
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("subtract(sigmoid(ldn(o + j, lanes))", "add(sigmoid(ldn(o + j, lanes))"),  # the loss of binary labels
+        ("2.0f * (o[j] - t[j])", "1.0f * (o[j] - t[j])"),  # squared loss
+        ("order == 1 ? std::fabs", "order == 3 ? std::fabs"),  # l1 norms, which Laplace noise relies on
+    ],
+)
+def test_a_kernel_is_tried_on_every_loss_and_norm(
+    right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler that gets one of them wrong is refused. The bits do not depend on optimisation."""
+    changed = []
+    for source in library._SOURCES:
+        text = source.read_text()
+        changed.append(tmp_path / source.name)
+        changed[-1].write_text(text.replace(right, wrong))
+    assert any(file.read_text().count(wrong) for file in changed)
+    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "_SOURCES", tuple(changed))
+    monkeypatch.setattr(library, "_COMMON", tuple("-O0" if flag == "-O2" else flag for flag in library._COMMON))
+    with pytest.warns(Notice), pytest.raises(ConfigError, match="computes other bits"):
+        library.build("portable")
+    for source in library._SOURCES:
+        source.write_text(source.read_text().replace(wrong, right))
+    with pytest.warns(Notice):
+        library.build("portable")
+
+
 def test_a_damaged_kernel_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = library.build(instruction_set() or "portable")._name
     (tmp_path / "kernels").mkdir(mode=0o700)

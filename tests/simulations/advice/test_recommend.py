@@ -19,7 +19,7 @@ from fedlgm.errors import ConfigError, DataError, Notice
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from simulations.advice.picture import bars
-from simulations.advice.public import of_public, outline_of
+from simulations.advice.public import of_public, outline_of, refuse_private
 from simulations.advice.recommend import RULES, Recommendation
 from simulations.advice.score import Curvature, Landscape, score
 from simulations.advice.verdict import verdict
@@ -146,12 +146,27 @@ SET = DataSet.from_arrays(PUBLIC, PUBLIC)
         ({"data": {"train": PUBLIC, "test": PUBLIC}, "public": PUBLIC}, "these are the training examples of data"),
         ({"data": {"train": PUBLIC, "test": PUBLIC}, "public": {"train": PUBLIC, "test": PUBLIC}}, "these are the"),
         ({"data": SET, "public": SET}, "these are the training examples of data"),
+        ({"data": SET, "public": {"train": PUBLIC, "test": PUBLIC, "name": "the same"}}, "these are the training"),
+        (
+            {"data": {"train": PUBLIC, "test": PUBLIC}, "public": (PUBLIC[0][::2], PUBLIC[1][::2].copy())},
+            "these are the training examples of data",
+        ),
+        (
+            {"data": {"train": (torch.from_numpy(PUBLIC[0]), [0]), "test": PUBLIC}, "public": (PUBLIC[0][3:], [0])},
+            "these are the training examples of data",
+        ),
     ],
 )
 def test_private_examples_do_not_pass_as_public_ones(arguments: dict[str, object], message: str) -> None:
     """The advice would state that no private example was read."""
     with pytest.raises(DataError, match=message):
         simulations.recommend(**arguments)  # type: ignore[arg-type]
+
+
+def test_other_rows_of_one_array_are_no_private_examples() -> None:
+    x, y = PUBLIC
+    refuse_private(load("digits"), {"train": (x[:90], y[:90]), "test": PUBLIC}, (x[90:], y[90:]))
+    refuse_private(load("digits"), {"train": (x[::2], y[::2]), "test": PUBLIC}, (x[1::2], y[1::2]))
 
 
 def test_test_tables_need_no_column_of_users() -> None:

@@ -21,6 +21,7 @@ from fedlgm.errors import ConfigError, FedlgmError, RunError
 from fedlgm.run_noise import RunNoise
 from simulations import launch
 from simulations.audits import targets
+from simulations.audits.command import table
 from simulations.cli import app
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
@@ -270,6 +271,16 @@ def test_recipes_are_audited_in_their_own_setting(tiny_file):
         str(tiny_file), Audit(trials=200, seed=0), variant="published", overrides=["mechanism.clip=med"]
     )
     assert not caught.passed
+
+
+def test_both_epsilons_of_noise_in_shares_are_printed(capsys):
+    found = targets.audit_recipe("distributed-digits", Audit("probe"))
+    assert found.passed
+    Console(width=120).print(table(found))
+    lines = capsys.readouterr().out.splitlines()
+    for adversary, nodes, stated in (("the server", "17 nodes", "8"), ("readers", "20 nodes", "7.264")):
+        (line,) = [line for line in lines if f" {adversary} " in line and nodes in line]
+        assert "at least" in line and f" {stated} " in line  # noqa: PT018
 
 
 EXAMPLES = [

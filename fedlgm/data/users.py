@@ -1,0 +1,72 @@
+"""The user of each example. Under user-level privacy, and where clients are users, each name is one unit."""
+
+from __future__ import annotations
+
+import unicodedata
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedlgm.errors import DataError, Notice
+
+
+def user_numbers(users: Any, count: int) -> np.ndarray:
+    """Number of each example's user, from 0 in the order of the names, int64 [count].
+
+    Names that differ only in case, spaces or the form of their characters cause a notice: if they are those of one
+    person, the person is two units, and the stated epsilon is too small for it.
+
+    Args:
+        users: numbers or names, [count].
+        count: number of examples.
+
+    Raises:
+        DataError: an example has no user, or numbers and names are mixed.
+
+    Example:
+        >>> user_numbers(["ben", "ann", "ben"], 3).tolist()
+        [1, 0, 1]
+    """
+    if isinstance(users, str):
+        raise DataError(
+            f"users = {users!r} names a column, which arrays do not have: give the user of each training example [n]"
+        )
+    try:
+        ids = np.asarray(users)
+        if ids.dtype.kind in "US" and not isinstance(users, np.ndarray):
+            ids = np.asarray(users, dtype=object)  # NumPy would make names of numbers, and of NaN
+    except ValueError as error:
+        raise DataError(
+            f"users must name the user of each of the {count} training examples, got lists of several lengths; "
+            "lists of the examples of each client are data['clients']"
+        ) from error
+    if ids.shape != (count,):
+        raise DataError(f"users must name the user of each of the {count} training examples, got shape {ids.shape}")
+    if np.issubdtype(ids.dtype, np.floating) and not np.isfinite(ids).all():
+        raise DataError(f"users: {(~np.isfinite(ids)).sum()} training examples have no user (NaN)")
+    try:
+        known, index = np.unique(ids, return_inverse=True)
+    except TypeError as error:
+        raise DataError(f"users must all be numbers or all be names: {error}") from error
+    _check_names([name for name in known.tolist() if isinstance(name, str)])
+    return index.astype(np.int64)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse empty names, and warn of pairs that may be one person's."""
+    seen: dict[str, str] = {}
+    for name in names:
+        plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+        if not plain:
+            raise DataError(f"users: training examples with the name {name!r} have no user")
+        if (other := seen.setdefault(plain, name)) != name:
+            warnings.warn(
+                Notice(
+                    f"users {other!r} and {name!r} count as two: if they are one person, give them one name, because "
+                    "epsilon is stated for one of them"
+                ),
+                stacklevel=2,
+            )
+            return

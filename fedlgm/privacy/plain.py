@@ -1,0 +1,40 @@
+"""Numbers of arguments as Python's, which neither overflow nor have the precision of a smaller type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar
+
+import numpy as np
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def plain_number(value: Any) -> Any:
+    """NumPy's scalar as Python's number; any other value is unchanged.
+
+    Example:
+        >>> plain_number(np.int16(200)) ** 2, plain_number("a")
+        (40000, 'a')
+    """
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def plain_numbers(function: F) -> F:
+    """Let an accounting function compute in Python's numbers, whatever types its caller uses.
+
+    In half precision 300 squared is infinite, in 16-bit integers 200 squared is negative: the noise multiplier of a
+    release would then cost nothing, or less.
+
+    Example:
+        >>> plain_numbers(lambda multiplier: multiplier**2)(np.float16(300))
+        90000.0
+    """
+
+    @wraps(function)
+    def called(*arguments: Any, **options: Any) -> Any:
+        named: Mapping[str, Any] = {key: plain_number(value) for key, value in options.items()}
+        return function(*map(plain_number, arguments), **named)
+
+    return called  # type: ignore[return-value]
