@@ -28,7 +28,8 @@ NODES = {30: (20, 3), 100: (67, 10), 10: (7, 1)}
 BUDGETS = (8.0, 2.0)
 SETTINGS = tuple(itertools.product((0.1, 0.2, 0.5), (0.15, 0.5, 1.5)))  # bound of an update, learning rate
 SEARCH = (11, 12, 13)
-SEEDS = (1, 2, 3, 4, 5)
+SEEDS = {8.0: (1, 2, 3, 4, 5), 2.0: (1, 2, 3, 4, 5, *range(21, 36))}
+"""By epsilon: at 2 accuracy depends so much on the seed that five do not give the mean within 0.03."""
 _ALONE = {"distributed": None}
 _CENTRAL = {"privacy.trust": "central", "privacy.max_participations": None, **_ALONE}
 TRUST: dict[str, dict[str, Any]] = {
@@ -90,7 +91,7 @@ def chosen(cell: Cell) -> Setting:
 def accuracy(cell: Cell) -> str:
     """Mean and standard deviation over the seeds at the chosen setting."""
     best = chosen(cell)
-    return spread([accuracy_of(cell, best, seed) for seed in SEEDS], digits=3)
+    return spread([accuracy_of(cell, best, seed) for seed in SEEDS[cell[2]]], digits=3)
 
 
 def accuracies() -> str:

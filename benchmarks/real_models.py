@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from benchmarks.noise_and_split import WINDOWS
 from benchmarks.pages import show, table
 from benchmarks.recommend import PAGE
 from simulations import recommend, study
+from simulations.runs import strict_json
+from simulations.studies.records import kept
 from simulations.studies.results import Study
 
 KEPT, PREDICTED = PAGE.with_name("real-models"), PAGE.with_name("real-models-predicted.json")
@@ -41,7 +42,7 @@ _CUT: dict[str, Any] = {
 }
 _ADAM = {"training.optimizer": "adam", "training.lr": 0.01}
 SETTINGS: dict[str, tuple[str, dict[str, Any], list[float]]] = {
-    "adapters": ("text-adapters", _CUT, [0.005, 0.01, 0.02]),
+    "adapters": ("text-adapters", _CUT, [0.005, 0.01, 0.02, 0.04]),
     "frozen-trunk": (
         "text-adapters",
         {
@@ -49,10 +50,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], list[float]]] = {
             "model.adapters": {"rank": 0, "also": ["blocks.2", "norm", "outputs"]},
             "mechanism.group_by": "module",
         },
-        [0.0025, 0.005, 0.01],
+        [0.0025, 0.005, 0.01, 0.02],
     ),
-    "embeddings-gru": ("text-gru", {**_CUT, **_ADAM, "model.hidden": 32}, [0.125, 0.25, 0.5]),
-    "transformer": ("text-transformer", _CUT, [0.125, 0.25, 0.5]),
+    "embeddings-gru": ("text-gru", {**_CUT, **_ADAM, "model.hidden": 32}, [0.125, 0.25, 0.5, 1.0]),
+    "transformer": ("text-transformer", _CUT, [0.125, 0.25, 0.5, 1.0]),
 }
 """Recipe, changes for all rules, and searched server learning rates."""
 TITLES = {
@@ -85,18 +86,17 @@ def _predicted(recipe: str, found: dict[str, Any]) -> dict[str, float]:
 def run(name: str, base: Path, workers: int) -> None:
     """Make or continue one setting's study and keep its outcome."""
     recipe, _, rates = SETTINGS[name]
-    folder = Path("runs") / f"real-models-{name}"
-    study(
+    found = study(
         recipe,
         grid={"mechanism": [FLAT, *RULES]},
         search={"federation.server_lr": rates},
         seeds=5,
         workers=workers,
         overrides=changes(name, base),
-        folder=folder,
+        folder=Path("runs") / f"real-models-{name}",
     )
     KEPT.mkdir(exist_ok=True)
-    shutil.copyfile(folder / "study.json", KEPT / f"{name}.json")
+    strict_json.write(KEPT / f"{name}.json", kept(found.records), indent=1)
 
 
 def rows() -> list[list[str]]:
