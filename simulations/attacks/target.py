@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from clients import AnyClient
@@ -202,7 +203,7 @@ def train(
     assembly: Assembly,
     run_dir: Path,
     *,
-    grid: Callable[[Any], LocalGrid] = LocalGrid,
+    grid: Callable[[ClientApp], LocalGrid] = LocalGrid,
     progress: OnRound | None = None,
 ) -> Trained:
     """Run the assembly's federation in this process, in a new run folder.
@@ -215,7 +216,7 @@ def train(
     """
     folder = RunFolder.create(run_dir, assembly.recipe)
     keys, _ = folder.keys(assembly.recipe.run.seed)
-    result = serve(grid(assembly.client(keys, AnyClient()).as_app()), assembly, folder, "local", progress)
+    result = serve(grid(assembly.client(keys, AnyClient()).as_app(ClientApp())), assembly, folder, "local", progress)
     return Trained(folder.checkpoints.into(assembly.module(), assembly.layers), result)
 
 

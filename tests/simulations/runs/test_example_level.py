@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.app.metadata import Metadata
 from hostile import NodeGrid
 from opacus.accountants import PRVAccountant, RDPAccountant
@@ -273,22 +273,9 @@ def test_the_server_cannot_ask_for_more_than_a_client_agreed_to(node):
 
 
 class ThreeNodes(NodeGrid):
-    """A client's exception is an error reply, as on real nodes."""
+    """A client's refusal is an error reply, as on real nodes."""
 
     clients, population = (0, 1, 2), 3
-
-    def __init__(self, apps) -> None:
-        super().__init__([self.answering(app) for app in apps])
-
-    @staticmethod
-    def answering(app):
-        def answer(message, context):
-            try:
-                return app(message, context)
-            except PrivacyError as error:
-                return Message(Error(1, str(error)), reply_to=message)
-
-        return answer
 
 
 def test_a_client_that_refuses_counts_as_zero_and_the_round_goes_on(tmp_path):
