@@ -25,6 +25,7 @@ from simulations.config.assembly import Assembly
 from simulations.config.decided import settled
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.server import serve
@@ -214,7 +215,7 @@ def train(
         grid: grid that delivers the messages.
         progress: called with each round's metrics row.
     """
-    folder = RunFolder.create(run_dir, assembly.recipe)
+    folder = new_folder.create(run_dir, assembly.recipe)
     keys, _ = folder.keys(assembly.recipe.run.seed)
     result = serve(grid(assembly.client(keys, AnyClient()).as_app(ClientApp())), assembly, folder, "local", progress)
     return Trained(folder.checkpoints.into(assembly.module(), assembly.layers), result)

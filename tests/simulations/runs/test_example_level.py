@@ -30,6 +30,7 @@ from simulations.config.assembly import Assembly
 from simulations.config.decided import settled
 from simulations.reports.export import export
 from simulations.reports.report import ledger_report, write_report
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.server import serve
 from strategies import OneNodePerClient
@@ -285,7 +286,7 @@ def test_a_client_that_refuses_counts_as_zero_and_the_round_goes_on(tmp_path):
     keys, assembly = KeyRing.from_seed(7), Assembly(settled(recipe))
     sources = [assembly, assembly, Assembly(settled(cautious))]
     apps = [own.client(keys, OneClient(i, 3, simulated=True)).as_app() for i, own in enumerate(sources)]
-    folder = RunFolder.create(tmp_path / "run", recipe)
+    folder = new_folder.create(tmp_path / "run", recipe)
     result = serve(ThreeNodes(apps), assembly, folder, "local", nodes=OneNodePerClient(simulated=True))
     assert result["rounds"] == 3
     failures = [[f["client"] for f in row["failures"]] for row in folder.rows(private=True)]
