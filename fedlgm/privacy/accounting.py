@@ -19,7 +19,16 @@ import scipy.optimize
 from dp_accounting import dp_event
 
 from fedlgm import remembered
-from fedlgm.errors import ConfigError, PrivacyError, check_count, check_known, check_positive, check_rate, check_share
+from fedlgm.errors import (
+    ConfigError,
+    PrivacyError,
+    check_below_one,
+    check_count,
+    check_known,
+    check_positive,
+    check_rate,
+    check_share,
+)
 from fedlgm.extension import named_arguments
 from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, SEARCHES, RenyiAccountant, accountant_of, quiet
 from fedlgm.privacy.events import decode, encode, gaussian_event, is_private, pure_epsilon, unfolded
@@ -276,8 +285,7 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
         >>> round(composed_epsilon([(gaussian_event(2.0), 4)], 1e-5), 4)  # one Gaussian release of multiplier 1
         4.3772
     """
-    if not 0 <= delta < 1:
-        raise ConfigError(f"delta must lie in [0, 1), got {delta!r}")
+    check_below_one(delta=delta)
     merged: dict[str, int] = {}
     precision = 0.0  # Gaussian releases without sampling are together one Gaussian release
     for event, count in (unfolded(event, count) for event, count in events):
