@@ -164,7 +164,7 @@ def _create(path: Path, planned: Search) -> None:
                 key = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
                 ledger.charge(planned.event, round=1, key=key, protects=planned.terms["protects"])
     except OSError as error:
-        raise RunError(f"cannot create the folder {path}: {error}") from error
+        raise RunError(f"cannot create the folder {path}: {error.strerror}; choose another folder") from error
 
 
 class _Searching:
