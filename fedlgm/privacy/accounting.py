@@ -269,7 +269,7 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
     about 2^-52 times the number of releases, over 1e-6) "pld" is evaluated at delta minus its rounding, and also with
     Renyi orders, which have no such rounding. The result is the smaller of the two upper bounds.
 
-    If a search (`selection_event`) is among the events, all of them are composed by RDP at `selection.ORDERS`
+    If a search (`selection_event`) is among the events, all of them are composed by RDP at `accountants.ORDERS`
     for every `accountant`, because no privacy loss distribution of a search is known.
 
     Args:
