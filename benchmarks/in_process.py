@@ -19,4 +19,4 @@ def served(assembly: Assembly, ledger: Path, seed: int = 1) -> tuple[LayerwiseFe
         assembly.method, assembly.start(), CohortSampler(assembly.facts.sampling, keys), ServerOptimizer("sgd", 1.0),
         Releaser(keys, Ledger(ledger, ledger.stem), assembly.numerics), AnyNode(assembly.sizes),
     )  # fmt: skip
-    return strategy, LocalGrid(assembly.client(keys, AnyClient()).as_app())
+    return strategy, LocalGrid.of(assembly.client(keys, AnyClient()))

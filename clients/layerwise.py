@@ -78,9 +78,13 @@ class LayerwiseClient:
         self._work, self._layers, self._keys, self._serves, self._consent = work, layers, keys, serves, consent
         self._contributions = work.contributions(mechanism, numerics)
 
-    def as_app(self) -> ClientApp:
-        """The client as a Flower `ClientApp`."""
-        app = ReplyingApp()
+    def as_app(self, app: ClientApp | None = None) -> ClientApp:
+        """The client as a Flower `ClientApp`.
+
+        Args:
+            app: the app that calls this client; default: one that replies to the server with a refusal's sentence.
+        """
+        app = ReplyingApp() if app is None else app
         app.train()(self.train)
         app.train("norms")(self.train_norms)
         app.query()(self.query)

@@ -41,30 +41,33 @@ def check_positive(owner: str = "", /, **values: Any) -> None:
         ...
     fedlgm.errors.ConfigError: epsilon must be finite and positive, got '8'
     """
-    for name, value in values.items():
-        if not 0 < _number(value) < math.inf:
-            raise ConfigError(f"{_of(owner)}{name} must be finite and positive, got {value!r}")
+    _check(owner, values, lambda number: 0 < number < math.inf, "be finite and positive")
 
 
 def check_share(owner: str = "", /, **values: Any) -> None:
     """Refuse values outside (0, 1); arguments and errors are those of `check_positive`."""
-    for name, value in values.items():
-        if not 0 < _number(value) < 1:
-            raise ConfigError(f"{_of(owner)}{name} must lie in (0, 1), got {value!r}")
+    _check(owner, values, lambda number: 0 < number < 1, "lie in (0, 1)")
+
+
+def check_below_one(owner: str = "", /, **values: Any) -> None:
+    """Refuse values outside [0, 1); arguments and errors are those of `check_positive`."""
+    _check(owner, values, lambda number: 0 <= number < 1, "lie in [0, 1)")
 
 
 def check_rate(owner: str = "", /, **values: Any) -> None:
     """Refuse values outside (0, 1]; arguments and errors are those of `check_positive`."""
-    for name, value in values.items():
-        if not 0 < _number(value) <= 1:
-            raise ConfigError(f"{_of(owner)}{name} must lie in (0, 1], got {value!r}")
+    _check(owner, values, lambda number: 0 < number <= 1, "lie in (0, 1]")
 
 
 def check_fraction(owner: str = "", /, **values: Any) -> None:
     """Refuse values outside [0, 1]; arguments and errors are those of `check_positive`."""
+    _check(owner, values, lambda number: 0 <= number <= 1, "lie in [0, 1]")
+
+
+def _check(owner: str, values: Mapping[str, Any], fits: Callable[[float], bool], wanted: str) -> None:
     for name, value in values.items():
-        if not 0 <= _number(value) <= 1:
-            raise ConfigError(f"{_of(owner)}{name} must lie in [0, 1], got {value!r}")
+        if not fits(_number(value)):
+            raise ConfigError(f"{_of(owner)}{name} must {wanted}, got {value!r}")
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:

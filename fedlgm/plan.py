@@ -10,7 +10,6 @@ The plan owns both the noise that is added and the event that is accounted for, 
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm import privacy, queries
+from fedlgm import plan_text, privacy, queries
 from fedlgm.allocation import effective_multiplier, floor_digits
 from fedlgm.contributions import BoundedBy
 from fedlgm.errors import ConfigError, PrivacyError, check_known
@@ -335,23 +334,7 @@ class ReleasePlan:
 
     @cached_property
     def _text(self) -> str:
-        return json.dumps(
-            {
-                "protected": self.protected,
-                "clip": self.clip.tolist(),
-                "sigma": [s if math.isfinite(s) else None for s in self.sigma.tolist()],
-                "released": self.released.tolist(),
-                "family": self.family,
-                "queries": [[noisy.query.name, noisy.sigma] for noisy in self.queries],
-                "bounded_by": self.bounded_by,
-                "facts": self.facts.to_dict(),
-                "guarantee": self.guarantee.to_dict(),
-                "claim": self.claim,
-                "downlink": 0.0,  # no plan has broadcast noise; clients' noise is keyed by this text
-            }
-            | ({} if self.position is None else {"position": self.position})
-            | ({"freezes": True} if self.freezes else {})
-        )
+        return plan_text.text_of(self)
 
     @staticmethod
     @lru_cache(maxsize=16)
@@ -363,27 +346,7 @@ class ReleasePlan:
         Raises:
             ConfigError, PrivacyError: the text is no plan, or an inconsistent one.
         """
-        try:
-            raw = json.loads(text)
-            kind = ReleasePlan if raw["protected"] else UnprotectedPlan
-            return kind(
-                layers=layers,
-                clip=np.array(raw["clip"], dtype=np.float64),
-                sigma=np.array([math.inf if s is None else s for s in raw["sigma"]], dtype=np.float64),
-                facts=RunFacts.from_dict(raw["facts"]),
-                guarantee=Guarantee(**raw["guarantee"]),
-                family=raw["family"],
-                released=np.array(raw["released"], dtype=bool),
-                queries=tuple(NoisyQuery(queries.named(name, layers.sizes), float(s)) for name, s in raw["queries"]),
-                bounded_by=raw["bounded_by"],
-                claim=raw["claim"],
-                position=raw.get("position"),
-                freezes=raw.get("freezes", False) is True,
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"not a release plan: {error}") from error
+        return plan_text.read(layers, text, ReleasePlan, UnprotectedPlan)
 
 
 _FIELDS = tuple(field.name for field in fields(ReleasePlan))

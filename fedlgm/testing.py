@@ -28,7 +28,7 @@ from fedlgm.data import DataSet, Loadable, Partition, load
 from fedlgm.errors import ConfigError, DataError, PrivacyError, prefix_key
 from fedlgm.example_level.bounding import bound_gradients
 from fedlgm.example_level.scaling import Scaling, one_by_one
-from fedlgm.extension import named_arguments, users_code
+from fedlgm.extension import named_arguments
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism
@@ -37,7 +37,7 @@ from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.tasks import Task
-from fedlgm.tasks.base import SUMMED, measured, require_separate_losses, require_sums
+from fedlgm.tasks.base import SUMMED, figures_of, require_separate_losses, require_sums
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
 from fedlgm.transcript import Transcript
 
@@ -187,10 +187,7 @@ def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
         else:
             bounded = bound_update(update, plan)
         moved = float(np.linalg.norm(bounded.numpy() / scales, order))
-        if moved * plan.effective_multiplier > 1 + 1e-6:
-            unit = "an example" if examples else "a client"
-            far = f"{moved * plan.effective_multiplier:.4g} times what is accounted for"
-            raise PrivacyError(f"{mechanism.name}: {unit} moves the sum by {far}")
+        _require_covered(f"{mechanism.name}: {'an example' if examples else 'a client'}", moved, plan)
 
 
 def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
@@ -203,10 +200,14 @@ def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
     if (lengths > np.where(plan.released, plan.clip, np.inf) * (1 + 1e-9)).any():
         raise PrivacyError(f"{name}: its scaling leaves an example's gradient longer than the plan's bounds")
     moved = float(np.linalg.norm(lengths[:, plan.indices] / plan.sigma[plan.indices], axis=1).max(initial=0.0))
-    if moved * plan.effective_multiplier > 1 + 1e-6:
-        raise PrivacyError(
-            f"{name}: an example moves the sum by {moved * plan.effective_multiplier:.4g} times what is accounted for"
-        )
+    _require_covered(f"{name}: an example", moved, plan)
+
+
+def _require_covered(unit: str, moved: float, plan: ReleasePlan) -> None:
+    """Refuse a unit that moves the sum, in units of the noise, further than the plan's event covers."""
+    times = moved * plan.effective_multiplier
+    if times > 1 + 1e-6:
+        raise PrivacyError(f"{unit} moves the sum by {times:.4g} times what is accounted for")
 
 
 @named_arguments
@@ -245,17 +246,12 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
         operation()
     if not inputs.close(gradient, stacked):
         raise ConfigError(f"{label}: gradient_operations do not write the gradient of the mean loss")
-    whole = _figures(found, label, [(outputs, targets)])
+    whole = figures_of(found, [(outputs, targets)])
     for name in ("loss", found.headline):
         if name not in found.set_metrics() and not np.isfinite(whole.get(name, np.nan)):
             raise ConfigError(f"{label}: its metrics need a finite {name!r}, got {whole}")
     require_sums(found, outputs, targets)
     return found
-
-
-def _figures(task: Task, label: str, batches: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    with users_code(f"{label}: its figures cannot be computed", task):
-        return measured(task, batches)
 
 
 @named_arguments

@@ -18,7 +18,7 @@ from fedlgm.privacy.guarantee import caveat_of
 from fedlgm.tasks.own_figures import Evaluate
 from fedlgm.tasks.set_metrics import Metric
 from simulations import launch
-from simulations.arguments import correlated, recipe_of, refuse_named_measures, refuse_unknown, require_callback
+from simulations.arguments import apart, correlated, recipe_of, refuse_unknown, require_callback
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import settled
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 load_recipe = recipes.load
 """Read a recipe: `simulations.config.recipe.load`."""
 
-_KEYS = {"noise": "privacy.noise", "partition": "data.partition", "server_optimizer": "federation.server_optimizer"}
-"""Keys of a recipe for arguments without a section."""
 _LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
 
 
@@ -279,17 +277,16 @@ def simulate(
     given = {
         "task": task, "mechanism": mechanism, "model": model, "data": data, "partition": partition,
         "server_optimizer": server_optimizer, "trainer": trainer, "metrics": metrics,
-        "evaluate": evaluate,
+        "evaluate": evaluate, "noise": noise,
     }  # fmt: skip
-    refuse_named_measures(given)
-    named = {name: value for name, value in {**given, "noise": noise}.items() if isinstance(value, str)}
-    texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in named.items()]
-    objects = own_of({name: value for name, value in given.items() if not isinstance(value, str)})
+    names, objects = apart(given)
+    correlation = correlated(objects.pop("noise", None))
+    own = own_of(objects)
     refuse_unknown("simulate", options, _LAUNCHING)
-    parsed = recipe_of(recipe, objects, texts, overrides, {} if isinstance(noise, str) else correlated(noise))
+    parsed = recipe_of(recipe, own, names, overrides, correlation)
     require_callback(progress)
-    summary = launch.simulate(parsed, engine=engine, run_dir=run_dir, progress=progress, own=objects, **options)
-    return result_of(summary, objects)
+    summary = launch.simulate(parsed, engine=engine, run_dir=run_dir, progress=progress, own=own, **options)
+    return result_of(summary, own)
 
 
 @named_arguments

@@ -19,22 +19,30 @@ _MEASURES = {
     "metrics": "{'auc': lambda outputs, targets: roc_auc_score(targets, outputs)}",
     "evaluate": "lambda round, module: {'norm': float(module.weight.norm())}",
 }
+_KEYS = {"noise": "privacy.noise", "partition": "data.partition", "server_optimizer": "federation.server_optimizer"}
+"""Keys of a recipe for arguments without a section."""
 _FOLDERS = {"folder": "run_dir", "run_dir": "folder"}  # a run's and a study's
 _FIRST = ("run.seed",)  # of several sections' keys of one name, the one that is meant
 
 
-def refuse_named_measures(given: Mapping[str, Any]) -> None:
-    """Refuse the name of a metric as an argument that takes functions.
+def apart(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Overrides of the recipe for the arguments that are names, and the objects among the others.
 
     Args:
-        given: a run's objects, by argument.
+        given: arguments of `simulate` that take names or objects.
 
     Raises:
-        ConfigError: `metrics` or `evaluate` is a text.
+        ConfigError: `metrics` or `evaluate`, which take functions, is a text.
+
+    Example:
+        >>> apart({"task": None, "mechanism": "uniform", "noise": "blt", "model": max})
+        (['mechanism.name=uniform', 'privacy.noise=blt'], {'model': <built-in function max>})
     """
     for name, example in _MEASURES.items():
-        if isinstance(given[name], str):
+        if isinstance(given.get(name), str):
             raise ConfigError(f"{name} takes functions, such as {example}; got {given[name]!r}")
+    texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in given.items() if isinstance(value, str)]
+    return texts, {name: value for name, value in given.items() if value is not None and not isinstance(value, str)}
 
 
 def _takes_one(function: Any) -> bool:

@@ -14,6 +14,7 @@ from simulations.config.decided import decided, settled
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.engines import Engine, EngineOptions
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.trackers import Tracker, Trackers
@@ -60,16 +61,16 @@ def simulate(
     """
     chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes))
     if run_dir is not None:
-        RunFolder.refuse_existing(path_of("run_dir", run_dir))
+        new_folder.refuse_existing(path_of("run_dir", run_dir))
     recipe, objects = _tracked(settled(recipe), trackers, chosen)
     assembly = Assembly(recipe, own or Own())
     with chosen.started(assembly) as serve:
         assembly = decided(assembly, chosen.workers(recipe))
         recipe = assembly.recipe
-        folder = RunFolder.create(Path(run_dir), recipe) if run_dir is not None else _fresh_folder(recipe)
+        folder = new_folder.create(Path(run_dir), recipe) if run_dir is not None else _fresh_folder(recipe)
         if on_folder is not None:
             on_folder(folder.path)
-        with folder.removed_if_refused():
+        with new_folder.removed_if_refused(folder):
             return serve(assembly, folder, progress, objects)
 
 
@@ -145,7 +146,7 @@ def _fresh_folder(recipe: Recipe) -> RunFolder:
     while True:
         path = default_folder(recipe)
         try:
-            return RunFolder.create(path, recipe)
+            return new_folder.create(path, recipe)
         except RunError:
             if not path.exists():
                 raise

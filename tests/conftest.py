@@ -17,6 +17,7 @@ import hypothesis
 import pytest
 import torch
 from federations import Federation, GivenUpdates, tiny_values
+from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from clients import AnyClient, ClientData, LayerwiseClient, LocalWork, OneClient
@@ -182,9 +183,9 @@ def federate(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
         if isinstance(nodes, OneNodePerClient):  # one app per client, each of which refuses the others'
             population = facts.sampling.population
             one_each = [OneClient(number, population, simulated=True) for number in range(population)]
-            served: Any = [LayerwiseClient(work, method, layers, keys, serves).as_app() for serves in one_each]
+            served: Any = [LayerwiseClient(work, method, layers, keys, each).as_app(ClientApp()) for each in one_each]
         else:
-            served = LayerwiseClient(work, method, layers, keys, AnyClient()).as_app()
+            served = LayerwiseClient(work, method, layers, keys, AnyClient()).as_app(ClientApp())
         ledger = Ledger(tmp_path / f"ledger-{owner}.sqlite", owner)
         ledgers.append(ledger)
         made = Federation(None, grid(served), ledger)  # type: ignore[arg-type]

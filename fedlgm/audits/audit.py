@@ -18,7 +18,7 @@ from fedlgm.audits.one_run import audit_record
 from fedlgm.audits.probe import ProbeReading, audit_by_probe, checks, probe
 from fedlgm.audits.record import CanaryRecord, Presence
 from fedlgm.audits.result import AuditResult, Method, Reported
-from fedlgm.audits.scores import CONFIDENCE
+from fedlgm.audits.scores import CONFIDENCE, check_confidence
 from fedlgm.audits.subject import Subject
 from fedlgm.errors import ConfigError
 from fedlgm.extension import enter, misfit, named, named_arguments, users_code
@@ -61,8 +61,7 @@ class Audit:
 
     def __post_init__(self) -> None:
         _own(self.method)
-        if not 0.5 < self.confidence < 1:
-            raise ConfigError(f"confidence must lie in (0.5, 1), got {self.confidence}")
+        check_confidence(self.confidence)
 
     def mechanism(self, subject: Subject, progress: Progress | None = None) -> AuditResult:
         """Audit a mechanism on artificial updates. Every method also checks whitened sensitivity and plan purity.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_below_one
 from fedlgm.extension import named_arguments
 
 Array = npt.NDArray[np.float64]
@@ -91,7 +91,11 @@ def check(delta: float, confidence: float) -> None:
     Raises:
         ConfigError: the message names it.
     """
-    if not 0 <= delta < 1:
-        raise ConfigError(f"delta must lie in [0, 1), got {delta}")
+    check_below_one(delta=delta)
+    check_confidence(confidence)
+
+
+def check_confidence(confidence: float) -> None:
+    """Refuse a confidence outside (0.5, 1) with a ConfigError."""
     if not 0.5 < confidence < 1:
         raise ConfigError(f"confidence must lie in (0.5, 1), got {confidence}")

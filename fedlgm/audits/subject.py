@@ -124,12 +124,11 @@ class Subject:
             delta=delta,
             training=LocalTraining(gradient_clip=1.0),
         )
-        method = Method(mechanism, table, facts.with_multiplier(mechanism.calibrate(facts)))
+        method = Method.calibrated(mechanism, table, facts)
         subject = cls(name if variant == "sound" else f"{name} ({variant})", method)
         if rounds is None and not subject.alignable:
-            facts = dataclasses.replace(facts, rounds=1)
-            method = Method(mechanism, table, facts.with_multiplier(mechanism.calibrate(facts)))
-            subject = dataclasses.replace(subject, method=method)
+            once = Method.calibrated(mechanism, table, dataclasses.replace(facts, rounds=1))
+            subject = dataclasses.replace(subject, method=once)
         return subject
 
     @property

@@ -12,7 +12,7 @@ from scipy.signal import lfilter
 from scipy.special import expit
 
 from fedlgm.correlation.sensitivities import earliest_pattern
-from fedlgm.correlation.toeplitz import Reduce
+from fedlgm.correlation.toeplitz import Reduce, output_weights
 from fedlgm.correlation.workloads import Workload
 
 _STARTS = ((0.5, 0.6), (0.9, 0.6), (0.98, 0.35))  # (largest decay, sum of scales) to start the optimiser from
@@ -40,7 +40,7 @@ def optimal(
         reduce: "mean" or "max" of the outputs' errors.
     """
     column = workload.column(rounds)
-    weights = np.ones(rounds) if reduce == "max" else (rounds - np.arange(rounds)) / rounds
+    weights = output_weights(rounds, reduce)
     lags = np.arange(rounds - 1)
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:

@@ -68,10 +68,14 @@ def _backward(c: np.ndarray, gradient: np.ndarray, output: np.ndarray) -> np.nda
     return -np.array([solved[j:] @ output[: output.size - j] for j in range(c.size)])
 
 
+def output_weights(rounds: int, reduce: Reduce) -> np.ndarray:
+    """Weights [T] of a Toeplitz matrix's squared coefficients in the mean, or the largest, squared norm of its rows."""
+    return np.ones(rounds) if reduce == "max" else (rounds - np.arange(rounds)) / rounds
+
+
 def _toeplitz_loss(column: np.ndarray, reduce: Reduce) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
     """Mean (or last, which is the largest) squared error of a Toeplitz workload, in O(T b)."""
-    rounds = column.size
-    weights = np.ones(rounds) if reduce == "max" else (rounds - np.arange(rounds)) / rounds
+    weights = output_weights(column.size, reduce)
 
     def loss(c: np.ndarray) -> tuple[float, np.ndarray]:
         output = lfilter([1.0], c, column)

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.linalg import toeplitz
 from scipy.signal import lfilter
 
-from fedlgm.errors import ConfigError, check_rate
+from fedlgm.errors import ConfigError, check_below_one, check_rate
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class Workload:
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
+        check_below_one(momentum=self.momentum)
         check_rate(decay=self.decay)
 
     def column(self, rounds: int) -> np.ndarray:

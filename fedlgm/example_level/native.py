@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlgm.errors import ConfigError
 from fedlgm.example_level.engine import ClippedSum
 from fedlgm.example_level.norms import norm_of
 from fedlgm.example_level.rules.base import all_finite
@@ -18,7 +17,7 @@ from fedlgm.models.built import Built
 from fedlgm.training.native import call
 from fedlgm.training.native.library import library
 from fedlgm.training.native.program import Program
-from fedlgm.training.native.trainer import targets
+from fedlgm.training.native.trainer import one_array, require_cpu, targets
 
 BLOCK_BYTES = 4 << 20
 """Gradients that are kept at a time; they should stay in the processor's cache."""
@@ -56,8 +55,7 @@ class NativeExampleGradients:
     """
 
     def __init__(self, module: nn.Module, layers: LayerTable, task: Any, weights: Tensor) -> None:
-        if weights.device.type != "cpu":
-            raise ConfigError(f"training.kernel = 'native' trains on the CPU, not on {weights.device}: use 'torch'")
+        require_cpu(weights.device)
         self._library, self._module, self._layers, self._task = library(), module, layers, task
         self._weights, self._built = weights, Built(module)
         self._none = torch.zeros(0, len(layers), dtype=torch.float64)
@@ -66,10 +64,7 @@ class NativeExampleGradients:
     def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
         """See `ExampleGradients.sum`."""
         self._built.check()
-        if not isinstance(x, Tensor) or x.dtype != torch.float32 or len(x) != len(y):
-            raise ConfigError(
-                "training.kernel = 'native' trains on one float32 array of inputs with a target each: use 'torch'"
-            )
+        x = one_array(x, y)
         scaling = one_by_one(scaling)
         program, examples, most = self._program(tuple(x.shape[1:]))
         norm, sums, found = norm_of(scaling), examples.sums(), [self._none]

@@ -172,8 +172,7 @@ def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) ->
         >>> gradient_errors(members, others, torch.Generator().manual_seed(0))[0] < 0.2
         True
     """
-    order = torch.randperm(len(members), generator=stream)
-    seen, unseen = order[: len(order) // 2], order[len(order) // 2 :]
+    seen, unseen = _halves(len(members), stream)
     found = []
     for j in range(members.shape[1]):
         places = torch.cat([members[seen, j], others[seen, j]]).sort().values
@@ -183,6 +182,12 @@ def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) ->
         wrong = (members[unseen, j] > threshold).double().mean() + (others[unseen, j] <= threshold).double().mean()
         found.append(min(float(wrong) / 2, 0.5))
     return found
+
+
+def _halves(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two random halves of the numbers below `count`."""
+    order = torch.randperm(count, generator=stream)
+    return order[: count // 2], order[count // 2 :]
 
 
 def _norms(gradients: ExampleGradients, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
@@ -306,8 +311,7 @@ def _errors(
     features: Tensor, members: Tensor, settings: ShadowTraining, stream: torch.Generator
 ) -> tuple[float, float]:
     """Error rates of an adversary on the examples it is trained on, and on as many others."""
-    order = torch.randperm(len(members), generator=stream)
-    seen, unseen = order[: len(order) // 2], order[len(order) // 2 :]
+    seen, unseen = _halves(len(members), stream)
     with seeded(int(torch.randint(2**62, (), generator=stream))):
         adversary = nn.Sequential(nn.Linear(features.shape[1], 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0))
     entropy = nn.functional.binary_cross_entropy_with_logits

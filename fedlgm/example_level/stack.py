@@ -22,7 +22,7 @@ from fedlgm.example_level.rules.products import squares_of_rows
 from fedlgm.example_level.scaling import Scaling
 from fedlgm.extension import is_bundled
 from fedlgm.tasks import Task
-from fedlgm.training.stack.model import plain, shares
+from fedlgm.training.stack.model import is_plain_stack
 
 aten = torch.ops.aten
 _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[..., Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
@@ -62,7 +62,7 @@ class StackPass:
             sites: the sites of its layers.
             task: owns the losses; a user's may depend on parameters outside the layers.
         """
-        if type(module) is not nn.Sequential or not all(map(plain, module.modules())) or shares(module):
+        if not is_plain_stack(module):
             return None
         cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         if not (cpu and isinstance(task, Task) and is_bundled(task)):

@@ -23,7 +23,15 @@ import numpy as np
 import scipy
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, PrivacyError, check_count, check_known, check_positive, check_rate
+from fedlgm.errors import (
+    ConfigError,
+    PrivacyError,
+    check_below_one,
+    check_count,
+    check_known,
+    check_positive,
+    check_rate,
+)
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
@@ -175,8 +183,7 @@ def calibrate_laplace(
         4.0
     """
     check_positive(epsilon=epsilon)
-    if not 0 <= delta < 1:
-        raise ConfigError(f"delta must lie in [0, 1) for Laplace noise, got {delta}")
+    check_below_one(delta=delta)
     check_count("steps", steps)
     check_rate(sampling_rate=sampling_rate)
     check_known("relation", relation, SENSITIVITY_FACTOR)

@@ -24,7 +24,7 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
-from fedlgm.errors import ConfigError, check_positive
+from fedlgm.errors import ConfigError, check_below_one, check_positive
 from fedlgm.extension import named_arguments
 from fedlgm.mechanisms.profiles import Array, Profile, as_profile
 from fedlgm.privacy.gaussian import gaussian_mu
@@ -105,8 +105,7 @@ def laplace_budget(epsilon: float, delta: float = 0.0, *, tight: bool = False) -
         ConfigError: `epsilon` or `delta` is out of range.
     """
     check_positive(epsilon=epsilon)
-    if not 0 <= delta < 1:
-        raise ConfigError(f"delta must lie in [0, 1) for Laplace noise, got {delta}")
+    check_below_one(delta=delta)
     return epsilon - (2 if tight else 1) * math.log1p(-delta)
 
 

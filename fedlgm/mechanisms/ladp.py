@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from fedlgm import clipping
-from fedlgm.errors import ConfigError, check_positive
+from fedlgm.errors import ConfigError, check_below_one, check_positive
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism
@@ -80,8 +80,7 @@ class LaDP(Mechanism):
     def __post_init__(self) -> None:
         check_positive(self.name, bound=self.bound, score_floor=self.score_floor, score_cap=self.score_cap)
         check_threshold(self.name, self.threshold)
-        if not 0 <= self.memory < 1:
-            raise ConfigError(f"{self.name}: memory must lie in [0, 1), got {self.memory}")
+        check_below_one(self.name, memory=self.memory)
         if self.score_floor > self.score_cap:
             raise ConfigError(f"{self.name}: score_floor = {self.score_floor} exceeds score_cap = {self.score_cap}")
 

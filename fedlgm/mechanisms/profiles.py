@@ -36,7 +36,7 @@ class Profile:
     counts: Counts
 
     def __post_init__(self) -> None:
-        values = _vector(self.values, "sensitivities")
+        values = _vector(self.values)
         raw = np.asarray(self.counts)
         if raw.shape != values.shape:
             raise ConfigError(f"a profile needs one count a run: {values.size} values, counts of shape {raw.shape}")
@@ -59,7 +59,7 @@ class Profile:
         Returns:
             The profile whose `expand()` is `vector`.
         """
-        dense = _vector(vector, "sensitivities")
+        dense = _vector(vector)
         starts = np.flatnonzero(np.concatenate(([True], dense[1:] != dense[:-1])))
         return cls(dense[starts], np.diff(np.append(starts, dense.size)))
 
@@ -95,15 +95,15 @@ def as_profile(profile: Profile | npt.ArrayLike) -> Profile:
     """
     if isinstance(profile, Profile):
         return profile
-    dense = _vector(profile, "sensitivities")
+    dense = _vector(profile)
     return Profile(dense, np.ones(dense.size, dtype=np.int64))
 
 
-def _vector(numbers: npt.ArrayLike, what: str) -> Array:
+def _vector(numbers: npt.ArrayLike) -> Array:
     try:
         vector = np.asarray(numbers, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} must be a vector of numbers: {error}") from None
+        raise ConfigError(f"sensitivities must be a vector of numbers: {error}") from None
     if vector.ndim != 1 or vector.size == 0:
-        raise ConfigError(f"{what} must be a vector with at least one entry, got shape {vector.shape}")
+        raise ConfigError(f"sensitivities must be a vector with at least one entry, got shape {vector.shape}")
     return vector

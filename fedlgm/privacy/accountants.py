@@ -22,7 +22,11 @@ ACCOUNTANTS = ("pld", "rdp")
 COARSE = "coarse pld"
 """Name of a PLD accountant with a grid ten times as coarse, at a tenth of the cost. Its root is within 1e-4."""
 SEARCHES = "rdp of searches"
-"""Name of the RDP accountant at the orders of searches (`fedlgm.privacy.selection.ORDERS`)."""
+"""Name of the RDP accountant at the orders of searches."""
+ORDERS = tuple(
+    np.concatenate([np.arange(1.25, 12, 0.25), np.arange(12, 65), [80, 96, 128, 160, 192, 256, 384, 512, 1024]])
+)
+"""Renyi orders of searches."""
 _INTERVALS = {"pld": 1e-4, COARSE: 1e-3}
 _LITTLE_NOISE = 0.3  # below it, grids would grow with the inverse square of the multiplier: they get coarser instead
 
@@ -97,8 +101,6 @@ class RenyiAccountant(RdpAccountant):
 def accountant_of(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accounting.PrivacyAccountant:
     """An accountant for these events. A coarser grid errs on the safe side."""
     if name == SEARCHES:
-        from fedlgm.privacy.selection import ORDERS  # that module imports this one
-
         return RdpAccountant(orders=ORDERS)
     if name not in _INTERVALS:
         return RenyiAccountant()

@@ -19,7 +19,16 @@ import scipy.optimize
 from dp_accounting import dp_event
 
 from fedlgm import remembered
-from fedlgm.errors import ConfigError, PrivacyError, check_count, check_known, check_positive, check_rate, check_share
+from fedlgm.errors import (
+    ConfigError,
+    PrivacyError,
+    check_below_one,
+    check_count,
+    check_known,
+    check_positive,
+    check_rate,
+    check_share,
+)
 from fedlgm.extension import named_arguments
 from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, SEARCHES, RenyiAccountant, accountant_of, quiet
 from fedlgm.privacy.events import decode, encode, gaussian_event, is_private, pure_epsilon, unfolded
@@ -267,7 +276,7 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
     about 2^-52 times the number of releases, over 1e-6) "pld" is evaluated at delta minus its rounding, and also with
     Renyi orders, which have no such rounding. The result is the smaller of the two upper bounds.
 
-    If a search (`selection_event`) is among the events, all of them are composed by RDP at `selection.ORDERS`
+    If a search (`selection_event`) is among the events, all of them are composed by RDP at `accountants.ORDERS`
     for every `accountant`, because no privacy loss distribution of a search is known.
 
     Args:
@@ -283,8 +292,7 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
         >>> round(composed_epsilon([(gaussian_event(2.0), 4)], 1e-5), 4)  # one Gaussian release of multiplier 1
         4.3772
     """
-    if not 0 <= delta < 1:
-        raise ConfigError(f"delta must lie in [0, 1), got {delta!r}")
+    check_below_one(delta=delta)
     merged: dict[str, int] = {}
     precision = 0.0  # Gaussian releases without sampling are together one Gaussian release
     for event, count in (unfolded(event, count) for event, count in events):

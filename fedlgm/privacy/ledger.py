@@ -260,7 +260,7 @@ class Ledger:
 
         Args:
             delta: target delta.
-            accountant: "pld" or "rdp"; RDP at `selection.ORDERS` if a search (`selection_event`) was charged.
+            accountant: "pld" or "rdp"; RDP at `accountants.ORDERS` if a search (`selection_event`) was charged.
             through: last round to count; default: all.
             abandoned: `position()` up to which rows of any round count, for attempts that later ones do not repeat.
         """

@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate, check_share
 from fedlgm.extension import named_arguments
-from fedlgm.privacy.accountants import quiet
+from fedlgm.privacy.accountants import ORDERS, quiet
 from fedlgm.privacy.events import gaussian_event, repeated
 from fedlgm.privacy.plain import plain_numbers
 
@@ -20,10 +20,6 @@ Law = Literal["logarithmic", "geometric", "poisson"]
 """Law of the number of runs: truncated negative binomial of shape 0 or 1, or Poisson."""
 
 _SHAPES: dict[str, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
-ORDERS = tuple(
-    np.concatenate([np.arange(1.25, 12, 0.25), np.arange(12, 65), [80, 96, 128, 160, 192, 256, 384, 512, 1024]])
-)
-"""Renyi orders of searches."""
 
 
 @plain_numbers

@@ -248,12 +248,17 @@ def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets
         raise ConfigError(f"{label}: loss must be the mean of losses, or the trainers would train different models")
 
 
+def figures_of(task: Task, batches: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """Figures of outputs and targets in batches; ConfigError if the task cannot compute them."""
+    with users_code(f"task {task.name!r}: its figures cannot be computed", task):
+        return measured(task, batches)
+
+
 def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
     """Raise ConfigError if figures depend on how examples are divided into batches, as an AUC would."""
     label = f"task {task.name!r}"
-    with users_code(f"{label}: its figures cannot be computed", task):
-        whole = measured(task, [(outputs, targets)])
-        parts = measured(task, [(outputs[:1], targets[:1]), (outputs[1:], targets[1:])])
+    whole = figures_of(task, [(outputs, targets)])
+    parts = figures_of(task, [(outputs[:1], targets[:1]), (outputs[1:], targets[1:])])
     for name, value in whole.items():
         if np.isfinite(value) and not np.isclose(value, parts[name], rtol=inputs.RELATIVE, atol=inputs.ABSOLUTE):
             raise ConfigError(

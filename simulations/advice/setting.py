@@ -9,7 +9,7 @@ from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts
 from simulations.advice.public import examples_of, of_public, outline_of, public_examples, refuse_private
-from simulations.arguments import recipe_of
+from simulations.arguments import apart, recipe_of
 from simulations.config.assembly import Assembly
 from simulations.config.facts import facts_of
 from simulations.config.overrides import Overrides
@@ -39,10 +39,8 @@ def setting_of(
 ) -> tuple[Setting, str]:
     """The recipe's objects over public examples only."""
     outline, clients = outline_of(data)
-    given = {"task": task, "model": model, "data": data}
-    texts = [f"{name}.name={value}" for name, value in given.items() if isinstance(value, str)]
-    objects = {name: value for name, value in given.items() if value is not None and not isinstance(value, str)}
-    parsed = recipe_of(recipe, Own(**(objects | ({} if outline is None else {"data": outline}))), texts, overrides)
+    names, objects = apart({"task": task, "model": model, "data": data})
+    parsed = recipe_of(recipe, Own(**(objects | ({} if outline is None else {"data": outline}))), names, overrides)
     if clients is not None:
         federation = parsed.federation.model_copy(update={"clients": clients})
         parsed = parsed.model_copy(update={"federation": federation})

@@ -119,7 +119,7 @@ def federate(
         on_round=None if on_model is None else lambda record, past: on_model(record.round, past.models[-1]),
     )
     logging.getLogger("flwr").setLevel(logging.ERROR)  # the summary says what was done
-    strategy.start(LocalGrid(client.as_app()), strategy.initial_arrays(), num_rounds=rounds)
+    strategy.start(LocalGrid.of(client), strategy.initial_arrays(), num_rounds=rounds)
     transcript = strategy.transcript
     assert transcript.plan is not None
     return transcript.models[-1], transcript.plan

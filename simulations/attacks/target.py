@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from clients import AnyClient
@@ -24,6 +25,7 @@ from simulations.config.assembly import Assembly
 from simulations.config.decided import settled
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.server import serve
@@ -202,7 +204,7 @@ def train(
     assembly: Assembly,
     run_dir: Path,
     *,
-    grid: Callable[[Any], LocalGrid] = LocalGrid,
+    grid: Callable[[ClientApp], LocalGrid] = LocalGrid,
     progress: OnRound | None = None,
 ) -> Trained:
     """Run the assembly's federation in this process, in a new run folder.
@@ -213,9 +215,9 @@ def train(
         grid: grid that delivers the messages.
         progress: called with each round's metrics row.
     """
-    folder = RunFolder.create(run_dir, assembly.recipe)
+    folder = new_folder.create(run_dir, assembly.recipe)
     keys, _ = folder.keys(assembly.recipe.run.seed)
-    result = serve(grid(assembly.client(keys, AnyClient()).as_app()), assembly, folder, "local", progress)
+    result = serve(grid(assembly.client(keys, AnyClient()).as_app(ClientApp())), assembly, folder, "local", progress)
     return Trained(folder.checkpoints.into(assembly.module(), assembly.layers), result)
 
 

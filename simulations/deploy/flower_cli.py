@@ -11,6 +11,11 @@ from simulations.engines.flower_command import CONNECTION, FlwrCommand, environm
 from simulations.engines.flower_processes import answers
 
 
+def is_online(node: dict[str, Any]) -> bool:
+    """Whether a node counts as connected; a killed one does for `2 * HEARTBEAT_S` after its last heartbeat."""
+    return bool(node.get("status") == "online")
+
+
 class Flower(FlwrCommand):
     """The `flwr` command of a deployment.
 
@@ -40,8 +45,8 @@ class Flower(FlwrCommand):
         return {str(node["node-id"]): node for node in self.json("supernode", "list", CONNECTION)["nodes"]}
 
     def online(self) -> int:
-        """Number of nodes that count as connected; a killed one does for `2 * HEARTBEAT_S` after its last heartbeat."""
-        return sum(node.get("status") == "online" for node in self.nodes().values())
+        """Number of nodes that count as connected."""
+        return sum(map(is_online, self.nodes().values()))
 
     def healthy(self) -> bool:
         """Whether the SuperLink answers, under the deployment's certificate."""

@@ -17,7 +17,7 @@ import psutil
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
 from fedlgm.files import write_durably
-from simulations.deploy.flower_cli import Flower
+from simulations.deploy.flower_cli import Flower, is_online
 from simulations.deploy.layout import DeploymentFolder, Settings
 from simulations.deploy.rows import DeploymentStatus, Hello, NodeStatus, RunState
 from simulations.engines.flower_command import environment, tail
@@ -101,7 +101,7 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
     for node in settings.nodes:
         answer = hello(folder, node.name)
         entry = listed.get(_node_id(folder, node.name), {})
-        online = entry.get("status") == "online" if entry else None
+        online = is_online(entry) if entry else None
         since = entry.get("online-at" if online else "offline-at")
         nodes.append(
             {
@@ -121,7 +121,7 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
     return {
         "address": f"{settings.host}:{settings.port}",
         "superlink": healthy,
-        "connected": sum(entry.get("status") == "online" for entry in listed.values()),
+        "connected": sum(map(is_online, listed.values())),
         "nodes": nodes,
         "runs": [_run(path) for path in sorted(folder.runs.iterdir())] if folder.runs.is_dir() else [],
     }

@@ -18,6 +18,7 @@ from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.registration import Registration
 from simulations.deploy.server_entry import ENDED, TOLD, DeployedAssembly, deployed
 from simulations.engines.flower_command import CONNECTION, completed, reason
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 from strategies.node.enrolment import Enrolment
@@ -60,7 +61,7 @@ def run(
     if target.rows():
         say(f"continuing {target.path} after round {target.rows()[-1]['round']}")
     try:
-        with target.removed_if_refused(asks_nodes=True):
+        with new_folder.removed_if_refused(target, asks_nodes=True):
             return _submitted(flower, folder, target, recipe, say)
     finally:
         if not target.path.exists() and os.access(folder.signer.runs, os.W_OK):
@@ -125,7 +126,7 @@ def _folder(folder: DeploymentFolder, recipe: Recipe, fresh: bool) -> RunFolder:
     present = sorted(path for path in folder.runs.glob(f"{stem}-*") if RunFolder(path).recipe_file.is_file())
     if present and not fresh:
         return RunFolder.open(present[-1])
-    return RunFolder.create(folder.runs / f"{stem}-{len(present) + 1:03d}", recipe)
+    return new_folder.create(folder.runs / f"{stem}-{len(present) + 1:03d}", recipe)
 
 
 def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Callable[[str], None]) -> str:

@@ -107,7 +107,7 @@ class GridEngine(Engine):
         ...     @contextmanager
         ...     def grids(self, assembly):
         ...         assembly.check()
-        ...         yield lambda assembly, keys: LocalGrid(assembly.client(keys, AnyClient()).as_app())
+        ...         yield lambda assembly, keys: LocalGrid.of(assembly.client(keys, AnyClient()))
         >>> folder = tempfile.mkdtemp() + "/run"
         >>> simulations.simulate(overrides=["federation.rounds=1"], engine=Here(), run_dir=folder)["engine"]
         'here'

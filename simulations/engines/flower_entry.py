@@ -30,6 +30,7 @@ from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.launch import default_folder
 from simulations.reports.headline import headline
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
 from simulations.runs.server import TEST_MODE, nodes_of, serve
@@ -59,8 +60,8 @@ def make_server_app() -> ServerApp:
             recipe = settled(_recipe(context.run_config))
             _require_nodes(recipe, context.run_config)
             Assembly(recipe).check_model()
-            folder = RunFolder.create(given or default_folder(recipe).resolve(), recipe)
-        with folder.removed_if_refused():
+            folder = new_folder.create(given or default_folder(recipe).resolve(), recipe)
+        with new_folder.removed_if_refused(folder):
             assembly = Assembly(recipe, _own(context.run_config))
             nodes = nodes_of(assembly, _kind(context.run_config), simulated=_simulated(context.run_config))
             result = serve(grid, assembly, folder, "flower", print_row, nodes=nodes)

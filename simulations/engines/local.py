@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients import AnyClient
+from clients import AnyClient, LayerwiseClient
 from simulations.engines.base import GridEngine, OpenGrid
 from simulations.engines.grid import WorkerGrid
 
@@ -18,17 +18,22 @@ if TYPE_CHECKING:
 
 
 class LocalGrid(WorkerGrid):
-    """Calls the ClientApp directly, so a client's exception reaches the caller unchanged."""
+    """Calls the ClientApp directly."""
 
     def __init__(self, client_app: ClientApp) -> None:
         super().__init__(workers=1)
         self._app = client_app
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
+    @classmethod
+    def of(cls, client: LayerwiseClient) -> LocalGrid:
+        """The grid of one client object, whose exceptions reach the caller unchanged."""
+        return cls(client.as_app(ClientApp()))
+
     def deliver(self, messages: list[Message]) -> Iterator[Message]:
         """See `WorkerGrid.deliver`."""
         for message in messages:
-            yield ClientApp.__call__(self._app, message, self._context)  # the app's own call answers a refusal
+            yield self._app(message, self._context)
 
 
 class LocalEngine(GridEngine):
@@ -55,4 +60,4 @@ class LocalEngine(GridEngine):
     def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
         """See `GridEngine.grids`."""
         assembly.check()
-        yield lambda assembly, keys: LocalGrid(assembly.client(keys, AnyClient()).as_app())
+        yield lambda assembly, keys: LocalGrid.of(assembly.client(keys, AnyClient()))

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
 
 from fedlgm.errors import LedgerError, RunError
-from fedlgm.files import PUBLIC, Under, close_folder, drafted, open_private, write_durably
+from fedlgm.files import Under, close_folder, open_private
 from fedlgm.keys import KeyRing
 from fedlgm.privacy.charge import Head
 from fedlgm.privacy.cost import Cost
@@ -43,72 +42,15 @@ SEARCH = "search.json"
 
 
 class RunFolder:
-    """One run's files under `path`."""
+    """One run's files.
 
-    def __init__(self, path: Path, parents: tuple[Path, ...] | None = None) -> None:
-        self.path, self._made_with = path, parents
+    Args:
+        path: the folder.
+        made_with: folders above it that were made with it; None for a folder that existed before.
+    """
 
-    @classmethod
-    def create(cls, path: Path, recipe: Recipe) -> RunFolder:
-        """Make a new folder, which contains its recipe from the start, and the folders above it.
-
-        Raises:
-            RunError: the folder exists (nothing is changed) or cannot be created.
-        """
-        cls.refuse_existing(path)
-        missing = tuple(parent for parent in path.parents if not parent.exists())
-        try:
-            with drafted(path) as draft:
-                (draft / "checkpoints").mkdir(parents=True)
-                write_durably(cls(draft).recipe_file, recipe.to_toml().encode(), PUBLIC)
-        except OSError as error:
-            raise RunError(f"cannot create the run folder {path}: {error.strerror}; choose another folder") from error
-        return cls(path, missing)
-
-    @contextmanager
-    def removed_if_refused(self, *, asks_nodes: bool = False) -> Iterator[None]:
-        """Remove a folder that `create` made if the block raises an error before the run has charged a round.
-
-        An interruption keeps it, and so does an error of a run that `open` returned.
-
-        Args:
-            asks_nodes: whether the clients are nodes with ledgers, which charge a round before the run does. An empty
-                ledger then also keeps the folder.
-        """
-        try:
-            yield
-        except Exception:
-            if self._made_with is not None and not self.begun() and not (asks_nodes and self.ledger_file.exists()):
-                self.remove()
-            raise
-
-    def begun(self) -> bool:
-        """Whether the run has charged or recorded a round."""
-        if self._released() or self.checkpoints.files() or self.diverged.read() is not None:
-            return True
-        if not self.ledger_file.is_file():
-            return False
-        try:
-            with Ledger(self.ledger_file) as ledger:
-                return ledger.rounds() > 0
-        except LedgerError:
-            return True
-
-    def remove(self) -> None:
-        """Remove the run, and the empty folders that `create` made for it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        for parent in self._made_with or ():
-            with suppress(OSError):  # another run is in it
-                parent.rmdir()
-
-    @staticmethod
-    def refuse_existing(path: Path) -> None:
-        """Raise RunError if `path` exists."""
-        if path.exists():
-            raise RunError(
-                f"{path} exists already: choose another folder (--run-dir, run_dir=), or continue the run in it "
-                f"(--resume {path}, simulations.resume)"
-            )
+    def __init__(self, path: Path, made_with: tuple[Path, ...] | None = None) -> None:
+        self.path, self.made_with = path, made_with
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -184,11 +126,23 @@ class RunFolder:
                     f"{self.ledger_file} has no charge for round {charged + 1}, but {released} rounds were released by "
                     f"{self.metrics.path.name}: it is an older copy; restore a newer one or start a new run"
                 )
-        elif self.checkpoints.files() or self._released() or self.result_file.is_file():
+        elif self.begun():
             raise LedgerError(
                 f"{self.path} has released rounds but no {self.ledger_file.name}: what they have spent is not known; "
                 "restore the ledger from a backup or start a new run"
             )
+
+    def begun(self) -> bool:
+        """Whether the run has charged or recorded a round."""
+        if self._released() or self.checkpoints.files() or self.result_file.is_file() or self.diverged.read():
+            return True
+        if not self.ledger_file.is_file():
+            return False
+        try:
+            with Ledger(self.ledger_file) as ledger:
+                return ledger.rounds() > 0
+        except LedgerError:
+            return True
 
     def _released(self) -> int:
         """The last released round, from the rows of metrics, since a round's row follows its charge."""

@@ -310,7 +310,7 @@ def _differences(
     cells["claimed"] &= cells["p_holm"] < _LEVEL
     means = over_cells(pairs)
     whole = difference(*means.T) if len(means) > 1 else Difference(*(math.nan,) * 4, len(means))
-    return StudyDifference(whole.mean, whole.low, whole.high, whole.p, whole.seeds, cells)
+    return StudyDifference(**vars(whole), cells=cells)
 
 
 def _left_out(frame: DataFrame, cell: Mapping[str, Any], sides: tuple[str, Any, Any], both: DataFrame) -> int:

@@ -14,7 +14,7 @@ from fedlgm.extension import named_arguments
 from fedlgm.files import path_of
 from fedlgm.tasks import Metric
 from fedlgm.tasks.own_figures import Evaluate
-from simulations.arguments import recipe_of, refuse_named_measures, refuse_unknown
+from simulations.arguments import apart, recipe_of, refuse_unknown
 from simulations.config.assembly import Assembly
 from simulations.config.overrides import Overrides, settings
 from simulations.config.own import Own, own_of
@@ -90,7 +90,6 @@ def study(
         "model": model, "data": data, "metrics": metrics, "evaluate": evaluate,
         "task": task or (networks.task_of(axes[MODEL]) if MODEL in axes else models.task_of(model)),
     }  # fmt: skip
-    refuse_named_measures(given)
     base, own, shared = base_of(recipe, axes, given, overrides)
     out = path_of("folder", folder) if folder is not None else Path("runs") / f"study-{base.name}"
     if search is None:
@@ -123,8 +122,8 @@ def base_of(
         raise ConfigError("overrides of [model]: the models are in grid['model']; give (label, name, {option: value})")
     options = {key: value for key, value in changes.items() if shared and key.startswith("mechanism.")}
     common = {key: value for key, value in changes.items() if key not in options}
-    names = [f"{name}.name={value}" for name, value in given.items() if isinstance(value, str)]
-    own = own_of({name: value for name, value in given.items() if not isinstance(value, str)})
+    names, objects = apart(given)
+    own = own_of(objects)
     return recipe_of(recipe, own, names, common), own, options
 
 

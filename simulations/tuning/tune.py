@@ -13,7 +13,6 @@ import io
 import math
 import os
 import secrets
-import shutil
 import time
 import traceback
 import warnings
@@ -27,7 +26,7 @@ from torch import nn
 
 from fedlgm.errors import DivergedError, RunError
 from fedlgm.extension import named_arguments
-from fedlgm.files import PUBLIC, path_of, replacing, write_durably
+from fedlgm.files import PUBLIC, drafted, path_of, replacing, write_durably
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.privacy import Ledger
 from fedlgm.privacy.selection import Law, draw_runs
@@ -137,42 +136,46 @@ def tune(
     own = own_of(objects)
     base = recipe_of(recipe, own, [], overrides)
     planned = Search.of(base, search or {}, expected_runs, law, own, score_epsilon)
-    target = _folder(path_of("folder", folder) if folder is not None else None, base)
+    default = Path("runs") / f"{base.name}-search-{time.strftime('%Y%m%d-%H%M%S')}"
+    target = default if folder is None else path_of("folder", folder)
+    _create(target, planned)
     return _Searching(planned, target, own).made()
 
 
-def _folder(path: Path | None, base: Recipe) -> Path:
-    """A new folder with a private part."""
-    if path is None:
-        path = Path("runs") / f"{base.name}-search-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        path.mkdir(parents=True)
-        (path / "private").mkdir(mode=0o700)
-    except FileExistsError as error:
+def _create(path: Path, planned: Search) -> None:
+    """Make the folder of a search, with its fixed terms, the charge of the whole search and a private part.
+
+    Raises:
+        RunError: the folder exists or cannot be created.
+    """
+    if path.exists():
         raise RunError(
             f"{path} exists already: a search is made once and never continued, because the number of its runs must "
             "not depend on their results; a stopped one stays charged, and a new one is charged again: choose another "
             "folder"
-        ) from error
+        )
+    try:
+        with drafted(path) as draft:
+            draft.mkdir(parents=True)
+            (draft / "private").mkdir(mode=0o700)
+            strict_json.write(draft / SEARCH, planned.terms)
+            owner = hashlib.sha256((draft / SEARCH).read_bytes()).hexdigest()
+            with Ledger(draft / "ledger.sqlite", owner) as ledger:
+                key = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
+                ledger.charge(planned.event, round=1, key=key, protects=planned.terms["protects"])
     except OSError as error:
-        raise RunError(f"cannot create the folder {path}: {error}") from error
-    return path
+        raise RunError(f"cannot create the folder {path}: {error.strerror}; choose another folder") from error
 
 
 class _Searching:
-    """One search in its folder."""
+    """One search, charged in its folder."""
 
     def __init__(self, planned: Search, folder: Path, own: Own) -> None:
         self._planned, self._folder, self._own = planned, folder, own
         self._keys = KeyRing.from_seed(planned.base.run.seed).derive(b"search")
 
     def made(self) -> TuneResult:
-        """Charge the search, run it, and publish its best run."""
-        try:
-            self._charge()
-        except Exception:  # nothing was run
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+        """Run the search, and publish its best run."""
         best = self._best()
         values = cast(SearchResult, {**self._planned.terms, "folder": str(self._folder)})
         if best is not None:
@@ -186,15 +189,6 @@ class _Searching:
         strict_json.write(self._folder / "result.json", stored)
         self._date()
         return TuneResult(values, None if best is None else best[0].model())
-
-    def _charge(self) -> None:
-        """Write the fixed terms, and charge the whole search."""
-        strict_json.write(self._folder / SEARCH, self._planned.terms)
-        owner = hashlib.sha256((self._folder / SEARCH).read_bytes()).hexdigest()
-        with Ledger(self._folder / "ledger.sqlite", owner) as ledger:
-            key = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
-            ledger.charge(self._planned.event, round=1, key=key, protects=self._planned.terms["protects"])
-        self._charged = (self._folder / SEARCH).stat().st_mtime
 
     def _best(self) -> tuple[RunResult, int, float] | None:
         """The best run, its candidate and its score; None if no run gave a model."""
@@ -250,5 +244,6 @@ class _Searching:
 
     def _date(self) -> None:
         """Date everything public as of the charge: the end time of a search would reveal its number of runs."""
+        charged = (self._folder / SEARCH).stat().st_mtime
         for path in (*self._folder.iterdir(), self._folder):
-            os.utime(path, (self._charged, self._charged))
+            os.utime(path, (charged, charged))

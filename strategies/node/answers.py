@@ -14,6 +14,8 @@ from strategies.node.enrolment import Enrolment
 from strategies.node.ledger_positions import LedgerPositions
 from strategies.replies import bounded
 
+_UNSIGNED = "its answer was not signed by its enrolled service, or answers another question"
+
 
 class AnswerCheck:
     """Checks answers against the enrolment and each node's last ledger position.
@@ -48,7 +50,7 @@ class AnswerCheck:
         signature = str(header.pop("signature", ""))
         signed = protocol.verify(self._keys[question.client], signature, step, protocol.canonical(header))
         if not signed or header.get("question") != question.digest or not isinstance(header.get("said"), dict):
-            return "its answer was not signed by its enrolled service, or answers another question"
+            return _UNSIGNED
         return ""
 
     def problem(self, question: Question, header: dict[str, Any], body: bytes) -> str:
@@ -65,7 +67,7 @@ class AnswerCheck:
         signature = str(header.get("signature"))
         fields = protocol.answer_fields(question.digest, question.client, seq, protocol.sha256(body), position)
         if not protocol.verify(key, signature, *fields):
-            return "its answer was not signed by its enrolled service, or answers another question"
+            return _UNSIGNED
         if not position.valid(key):
             return "its ledger's position was not signed by its enrolled service"
         if position.seq < seq:

@@ -37,7 +37,7 @@ def client(serves, keys: KeyRing | None = None, *, fails: bool = False) -> Layer
 
 
 def ask(made: LayerwiseClient, numbers: list[int], kind: str = "train"):
-    grid = LocalGrid(made.as_app())
+    grid = LocalGrid.of(made)
     plan = mechanisms.get("snr-consistent").plan(LAYERS, FACTS, None)
     config = ConfigRecord({wire.ROUND: 1, wire.CLIENTS: numbers, wire.PLAN: plan.to_json()})
     arrays = ArrayRecord({wire.MODEL: Array(np.zeros(4, dtype=np.float32))})

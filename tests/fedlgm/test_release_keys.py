@@ -186,7 +186,7 @@ class _Node:
         work = LocalWork(self, LocalTraining(), lambda client: ClientData(torch.zeros(1, 1), torch.zeros(1)))
         consent = Consent(LOCAL)
         made = LayerwiseClient(work, MECHANISM, LAYERS, KeyRing.from_seed(None), AnyClient(), consent=consent)
-        self.grid = LocalGrid(made.as_app())
+        self.grid = LocalGrid.of(made)
 
     def updates(self, model, tasks):
         for _ in tasks:

@@ -5,7 +5,6 @@ Mistakes at the command line are in `test_cli_refusals.py`, wrong values of a re
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,32 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-import clients
 import fedlgm
 import fedlgm.attacks
 import simulations
-import strategies
 from clients import PrivateClientApp
 from fedlgm import mechanisms, privacy
 from fedlgm.errors import FedlgmError
-from fedlgm.extension import named_arguments
-from fedlgm.mechanisms import lm_dp_sgd
 from strategies import PrivateFedAvg
 
 X = np.random.default_rng(0).standard_normal((200, 5)).astype(np.float32)
+
+
 Y = (X[:, 0] > 0).astype(int)
+
+
 TABLE = pd.DataFrame(X, columns=list("abcde")).assign(y=Y)
+
+
 TEXTS = pd.DataFrame({"text": ["a b"] * 200, "y": Y})
+
+
 LATE = np.where(np.arange(600).reshape(200, 3) == 500, 99, 7)
+
+
 OWNED = {"train": (X, Y), "test": (X, Y)}
+
+
 SMALL = {
     "federation.clients": 10,
     "federation.rounds": 1,
@@ -319,110 +326,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: PrivateClientApp(nn.Linear(5, 2), groupby="module"), "its options are group_by, consent and mods",
     ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("package", [simulations, privacy, fedlgm.example_level, mechanisms], ids=lambda p: p.__name__)
-def test_every_public_function_with_named_arguments_lists_them(package):
-    found = {name: getattr(package, name) for name in package.__all__}
-    named = {
-        name: function
-        for name, function in found.items()
-        if inspect.isfunction(function)
-        and any(p.kind is p.KEYWORD_ONLY for p in inspect.signature(function).parameters.values())
-    }
-    assert named
-    for name, function in named.items():
-        with pytest.raises(FedlgmError, match=f"{name}: too many positional arguments; it takes .*, and by name "):
-            function(*range(20))
-
-
-PACKAGES = [
-    *(fedlgm, fedlgm.attacks, fedlgm.audits, fedlgm.correlation, fedlgm.data, fedlgm.example_level, mechanisms),
-    *(fedlgm.models, privacy, fedlgm.tasks, fedlgm.training, simulations, clients, strategies),
-]
-
-
-def called_with(wrong: Any, found: Any) -> str:
-    """What a public name says when all arguments that it needs are `wrong`; empty if it takes them."""
-    needed = [p for p in inspect.signature(found).parameters.values() if p.default is p.empty]
-    named = {p.name: wrong for p in needed if p.kind is p.KEYWORD_ONLY}
-    placed = [wrong for p in needed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    try:
-        if placed or named:
-            found(*placed, **named)
-    except FedlgmError as error:
-        return str(error)
-    except Exception as error:
-        return f"\n{type(error).__name__}: {error}"
-    return ""
-
-
-@pytest.mark.parametrize("wrong", [object(), "text", 7, [1, "a"]], ids=["object", "text", "number", "list"])
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_a_public_name_takes_wrong_types_or_refuses_them_in_one_sentence(package, wrong, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said = {
-        name: called_with(wrong, found)
-        for name, found in ((name, getattr(package, name)) for name in package.__all__)
-        if (inspect.isfunction(found) or isinstance(found, type))
-        and not (inspect.isabstract(found) or getattr(found, "_is_protocol", False))
-        and found is not simulations.Recipe  # pydantic's own message, one line per section
-    }
-    assert {name: text for name, text in said.items() if "\n" in text} == {}
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: fedlgm.KeyRing("seed"), "KeyRing: root must be a whole number, got 'seed'"),
-        (
-            lambda: fedlgm.allocation.allocate([1.0], "uniform", [3], 1.0),
-            "allocate: strategy must be a text, got [1.0]; clip must be a sequence of numbers, got 'uniform'",
-        ),
-        (
-            lambda: lm_dp_sgd.aggregate(torch.ones(4, 3), 1.0),
-            "aggregate: grads must be a sequence of tensors, got a tensor",
-        ),
-        (lambda: lm_dp_sgd.aggregate([torch.ones(4, 3)], "1"), "aggregate: clip must be a number, got '1'"),
-        (
-            lambda: fedlgm.example_level.clipped_sum(nn.Linear(5, 2), X, Y, clip=1.0, layers=None),
-            "clipped_sum: x must be a tensor or a sequence of tensors, got a NumPy array; y",
-        ),
-        (
-            lambda: PrivateClientApp(nn.Linear(5, 2), "module"),
-            "PrivateClientApp: too many positional arguments; it takes model, and by name mods",
-        ),
-        (
-            lambda: simulations.Recipe("digits"),
-            "a Recipe takes its sections by name; load_recipe('digits') reads a recipe by its name",
-        ),
-        (lambda: mechanisms.register(3.5, mechanisms.LayerwiseGaussian), "the name of a mechanism is a text, got 3.5"),
-        (
-            lambda: fedlgm.LayerTable.from_module(nn.Linear(5, 2), {"weight": "w"}.__getitem__),
-            "group_by: KeyError: 'bias'",
-        ),
-        (lambda: fedlgm.allocation.spread([0.5, 0.5], [1.0], 1.0), "clip and share must be two equally long lists"),
-        (lambda: fedlgm.tasks.auc(np.zeros(3), np.zeros(2)), "auc takes one score and one target per row"),
-    ],
-)  # fmt: skip
-def test_a_wrong_type_is_named_with_the_right_one(make, says):
-    with pytest.raises(FedlgmError) as caught:
-        make()
-    assert str(caught.value).startswith(says)
-
-
-def test_an_error_inside_a_call_whose_arguments_fit_keeps_its_type():
-    def rule(s, d):
-        raise ZeroDivisionError
-
-    @named_arguments
-    def apply(rule: Callable[..., Any], count: int) -> Any:
-        return rule(1, 2)
-
-    with pytest.raises(ZeroDivisionError):
-        apply(rule, 3)
-    with pytest.raises(FedlgmError, match="count must be a whole number, got '3'"):
-        apply(rule, "3")
 
 
 def test_there_are_many():

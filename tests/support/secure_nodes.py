@@ -15,16 +15,16 @@ from clients.node.ask import Ask
 from clients.node.folder import NodeFolder
 from clients.node.policy import Refusal
 from clients.node.service import Service
-from fedlgm import mechanisms
+from fedlgm import mechanisms, wire
 from fedlgm import node_protocol as protocol
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.method import Method
-from fedlgm.node_protocol import Question, public_text
+from fedlgm.node_protocol import HEADER, Question, public_text
 from fedlgm.noised_in_shares import Shares
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.secagg.steps import WORDS, terms_of
+from fedlgm.secagg.steps import STEPS, WORDS, terms_of
 from fedlgm.transcript import Transcript
 from strategies import CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
 from strategies.node.answers import AnswerCheck
@@ -34,10 +34,19 @@ from strategies.node.round import RoundReport
 from strategies.node.secagg import SecureSum
 from strategies.node.secure_grid import EnrolledSum, SecureGrid
 from tests.support.node_grids import QUICK, Link, pem
-from tests.support.nodes import BODY, LAYERS, MODEL, WORK, make_node
+from tests.support.nodes import BODY, LAYERS, MODEL, WORK, make_node, rows
 from tests.support.patience import LIMIT_S
 
 NODES, THRESHOLD, COLLUDERS = 5, 4, 1
+WHOLE = ("advertise", "share", "mask", "unmask")
+"""Steps of a round for which nothing was prepared."""
+SHORT = WHOLE[2:]
+"""Steps of a prepared round."""
+
+
+def of_round(number: int, *steps: str) -> list[tuple[int, str]]:
+    """Questions of a round, by default one for each step of a whole round."""
+    return [(number, step) for step in steps or WHOLE]
 
 
 def facts(
@@ -124,6 +133,25 @@ class SecureFederation:
     def services(self) -> dict[int, str]:
         return {client: folder.public()["service_key"] for client, folder in enumerate(self.folders)}
 
+    def charges(self) -> list[int]:
+        """Releases that each node has charged."""
+        return [len(rows(folder)) for folder in self.folders]
+
+    def asked(self) -> dict[int, list[tuple[int, str]]]:
+        """Round and step of each question that the server has sent since the last call, by client."""
+        asked: dict[int, list[tuple[int, str]]] = {client: [] for client in range(NODES)}
+        for client, message in self.link.sent:
+            header = protocol.parse_header(str(message.content.config_records[wire.CONFIG][HEADER]).encode())
+            if header["ask"] in STEPS:
+                asked[client].append((header["round"], header["ask"]))
+        self.link.sent.clear()
+        return asked
+
+    def restart(self, client: int) -> None:
+        """Stop a node's service as by `kill -9`, and start it again."""
+        self.served.stop(self.folders[client])
+        self.served.start(self.folders[client])
+
     def grid(self, patience: Any = QUICK, test: bool = False) -> SecureGrid:
         enrolled = [
             {
@@ -200,6 +228,23 @@ class SecureFederation:
             said = (yield call("unmask", client, {"signatures": signatures}))["said"]
             revealed[client] = {int(peer): share for peer, share in said["shares"].items()}
         return server.total(revealed)
+
+    def given_to(self, step: str) -> tuple[list[Any], Any]:
+        """What an honest server would give every node at a step, and the answers until then."""
+        answers = self.whole(until=step)
+        return [self._given(answers, step, client) for client in range(NODES)], answers
+
+    @staticmethod
+    def _given(answers: Any, step: str, client: int) -> dict[str, Any]:
+        everyone = range(NODES)
+        if step == "share":
+            return {"adverts": [answers["advertise", c]["said"] for c in everyone]}
+        if step == "mask":
+            sealed = {str(c): answers["share", c]["said"]["sealed"][str(client)] for c in everyone if c != client}
+            return {"sealed": sealed}
+        if step == "agree":
+            return {"answered": list(everyone)}
+        return {"signatures": {str(c): answers["agree", c]["said"]["signature"] for c in everyone}}
 
     def whole(self, until: str = "", **values: Any) -> Any:
         """The sum of a round without incident; with `until`, its answers before that step, by step and client."""

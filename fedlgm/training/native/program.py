@@ -16,7 +16,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 from fedlgm.tasks import Binary, Classification, Ranked, Regression, Task
 from fedlgm.training.stack.layers import pair
-from fedlgm.training.stack.model import plain, shares
+from fedlgm.training.stack.model import is_plain_stack
 
 _MOST = 64  # layers, as in kernel.cpp
 _LARGEST = 2**31  # elements of one batch's activations; the kernel counts in 64 bits
@@ -97,7 +97,7 @@ class _Walk:
     """
 
     def __init__(self, module: nn.Module, layers: LayerTable, shape: tuple[int, ...]) -> None:
-        if type(module) is not nn.Sequential or not all(map(plain, module.modules())) or shares(module):
+        if not is_plain_stack(module):
             raise _UnknownError("models other than sequences of layers without hooks, frozen and shared parameters")
         places = {slot.name: slot.offset for slot in layers.slots()}
         shapes = {slot.name: tuple(slot.shape) for slot in layers.slots()}

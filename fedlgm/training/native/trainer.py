@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +56,7 @@ class NativeTrainer:
         device: torch.device | str = "cpu",
         task: Task | None = None,
     ) -> None:
-        if torch.device(device).type != "cpu":
-            raise ConfigError(f"training.kernel = 'native' trains on the CPU, not on {device}: use 'torch'")
+        require_cpu(torch.device(device))
         self._library, self._module, self._layers = library(), module, layers
         self._built = Built(module)
         self._task, self._batch = task or Classification(), settings.batch_size
@@ -84,11 +84,7 @@ class NativeTrainer:
 
     def _run(self, model: Tensor, task: ClientTask, order: Tensor, settings: call.Settings | None) -> None:
         self._built.check()
-        x, y, model = task.x, task.y, model.to("cpu", torch.float32).contiguous()
-        if not isinstance(x, Tensor) or x.dtype != torch.float32 or not 1 <= len(x) == len(y):
-            raise ConfigError(
-                "training.kernel = 'native' trains on one float32 array of inputs with a target each: use 'torch'"
-            )
+        x, y, model = one_array(task.x, task.y, least=1), task.y, model.to("cpu", torch.float32).contiguous()
         batch = min(self._batch, len(x)) if settings else len(x)
         program, memory = self._program(tuple(x.shape[1:]), batch)
         x, y = x.contiguous(), targets(program, y)
@@ -105,6 +101,21 @@ class NativeTrainer:
         if self._areas.get(shape, (0,))[0] < batch:
             self._areas[shape] = batch, call.area(self._library, program.ops, batch)
         return program, self._areas[shape][1]
+
+
+def require_cpu(device: torch.device) -> None:
+    """Raise ConfigError for another device."""
+    if device.type != "cpu":
+        raise ConfigError(f"training.kernel = 'native' trains on the CPU, not on {device}: use 'torch'")
+
+
+def one_array(x: Any, y: Any, least: int = 0) -> Tensor:
+    """The inputs; ConfigError if they are not one array of at least `least` examples, with a target each."""
+    if not isinstance(x, Tensor) or x.dtype != torch.float32 or not least <= len(x) == len(y):
+        raise ConfigError(
+            "training.kernel = 'native' trains on one float32 array of inputs with a target each: use 'torch'"
+        )
+    return x
 
 
 def targets(program: Program, y: Tensor) -> Tensor:

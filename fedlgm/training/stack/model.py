@@ -7,7 +7,7 @@ operations on a tape once per batch size, and a training step replays it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class Stack:
             gradients: a tensor for the gradient of every parameter, by the parameter's name.
             task: task with the loss.
         """
-        if type(module) is not nn.Sequential or not all(map(plain, module.modules())) or shares(module):
+        if not is_plain_stack(module):
             return None
         stack: list[layers.Layer] = []
         for name, child in module.named_children():
@@ -123,12 +123,13 @@ def _layer(name: str, module: nn.Module, first: bool, gradients: Sequence[Tensor
     return None
 
 
-def plain(module: nn.Module) -> bool:
-    """Whether a module has no hooks, no replaced `forward` and no frozen parameters."""
-    return not hooked(module) and all(p.requires_grad for p in module.parameters())
+def is_plain_stack(module: nn.Module) -> TypeGuard[nn.Sequential]:
+    """Whether a module is a sequence of different layers without hooks, replaced `forward` or frozen parameters.
 
-
-def shares(module: nn.Sequential) -> bool:
-    """Whether a layer or a parameter occurs twice."""
+    No two layers share a parameter.
+    """
+    if type(module) is not nn.Sequential or any(map(hooked, module.modules())):
+        return False
     parameters = [parameter for child in module for parameter in child.parameters()]
-    return len(set(module)) < len(module) or len(set(parameters)) < len(parameters)
+    alone = len(set(module)) == len(module) and len(set(parameters)) == len(parameters)
+    return alone and all(parameter.requires_grad for parameter in parameters)

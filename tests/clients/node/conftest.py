@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from clients.node.folder import NodeFolder
 from tests.support.nodes import edit, hello, make_node, served
+from tests.support.secure_nodes import NODES, SecureFederation, Served, make_nodes
 
 
 @pytest.fixture
@@ -25,3 +27,20 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeFolder]:
     with served(folder):
         yield folder
         assert hello(folder)["ok"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nodes of secure sums that nobody has asked."""
+    path = tmp_path_factory.mktemp("made")
+    make_nodes(path)
+    return path
+
+
+@pytest.fixture
+def federation(made: Path, tmp_path: Path) -> Iterator[SecureFederation]:
+    """A server over copies of these nodes."""
+    shutil.copytree(made, tmp_path / "n")
+    served = Served([NodeFolder(tmp_path / "n" / f"n{client}") for client in range(NODES)])
+    yield SecureFederation(tmp_path, served)
+    served.close()

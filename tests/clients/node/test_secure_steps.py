@@ -1,8 +1,7 @@
-"""The five steps at a node's service, asked by a hostile server: replays, other rounds, altered terms; and crashes."""
+"""The five steps at a node's service, asked by a hostile server: replays, other rounds, altered terms."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from dataclasses import replace
@@ -11,66 +10,16 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from clients.node.ledger import NodeLedger
 from clients.node.secagg.store import SessionStore
 from clients.node.service import Service
 from fedlgm import node_protocol as protocol
-from fedlgm.errors import ConfigError, LedgerError, RunError
+from fedlgm.errors import ConfigError, LedgerError
 from fedlgm.node_protocol import public_text
 from fedlgm.secagg.cohort import Advert, Terms, key_pairs
 from fedlgm.secagg.steps import NO_MODEL, STEPS, terms_of
 from tests.support import nodes as local
 from tests.support.nodes import edit, rows
 from tests.support.secure_nodes import NODES, SecureFederation, Served, make_nodes, plan
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Nodes that nobody has asked."""
-    path = tmp_path_factory.mktemp("made")
-    make_nodes(path)
-    return path
-
-
-@pytest.fixture
-def federation(made, tmp_path):
-    shutil.copytree(made, tmp_path / "n")
-    served = Served([local.NodeFolder(tmp_path / "n" / f"n{client}") for client in range(NODES)])
-    yield SecureFederation(tmp_path, served)
-    served.close()
-
-
-def charges(federation):
-    return [len(rows(folder)) for folder in federation.folders]
-
-
-def restart(federation, client):
-    federation.served.stop(federation.folders[client])
-    federation.served.start(federation.folders[client])
-
-
-def copied(federation, folder, source, target):
-    """Copy a file while the node's service is down."""
-    federation.served.stop(folder)
-    shutil.copyfile(source, target)
-    federation.served.start(folder)
-
-
-def given_to(federation, step):
-    """What an honest server would give every node at a step, and the answers until then."""
-    answers = federation.whole(until=step)
-    return [federation_given(answers, step, client) for client in range(NODES)], answers
-
-
-def federation_given(answers, step, client):
-    everyone = range(NODES)
-    if step == "share":
-        return {"adverts": [answers["advertise", c]["said"] for c in everyone]}
-    if step == "mask":
-        return {"sealed": {str(c): answers["share", c]["said"]["sealed"][str(client)] for c in everyone if c != client}}
-    if step == "agree":
-        return {"answered": list(everyone)}
-    return {"signatures": {str(c): answers["agree", c]["said"]["signature"] for c in everyone}}
 
 
 def test_a_plan_for_shares_is_not_answered_alone_and_a_plan_for_one_not_in_steps(federation):
@@ -81,155 +30,11 @@ def test_a_plan_for_shares_is_not_answered_alone_and_a_plan_for_one_not_in_steps
     )  # fmt: skip
     assert (answer["code"], len(numbers)) == ("privacy", 0)
     assert federation.ask(0, "advertise", plan=local.plan(population=NODES).to_json())["code"] == "privacy"
-    assert charges(federation) == [0] * NODES
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("directly", [False, True])
-def test_every_step_can_be_asked_again_after_a_restart(federation, directly):
-    run, answers = federation.steps(directly=directly), {}
-    step, client, call = next(run)
-    while True:
-        answers[step, client] = call()
-        restart(federation, client)
-        again = call()
-        assert all(again.get(key) == answers[step, client].get(key) for key in ("said", "sent"))
-        np.testing.assert_array_equal(again.get("words", ()), answers[step, client].get("words", ()))
-        try:
-            step, client, call = run.send(answers[step, client])
-        except StopIteration:
-            break
-    assert charges(federation) == [1] * NODES
-    assert all(answers["mask", client]["replayed"] is False for client in range(NODES))
-
-
-class Killed(BaseException):
-    """As if the process had ended here."""
-
-
-WRITES = {
-    "advertise": [(SessionStore, "open")],
-    "share": [(SessionStore, "keep")],
-    "mask": [
-        (NodeLedger, "charge"),
-        (SessionStore, "keep"),
-        (NodeLedger, "answer"),
-    ],
-    "agree": [(NodeLedger, "agree")],
-    "unmask": [(SessionStore, "keep")],
-}
-DIRECTLY = WRITES | {"unmask": [*WRITES["agree"], *WRITES["unmask"]]}
-
-
-@pytest.mark.parametrize("writes", [WRITES, DIRECTLY], ids=["agreed", "directly"])
-@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.slow), "after"])
-def test_a_crash_at_every_write(federation, monkeypatch, when, writes):
-    """The service of client 1 dies before or after each write; started again it goes on, charged once."""
-    run, died = federation.steps(directly=writes is DIRECTLY), []
-    step, client, call = next(run)
-    while True:
-        for owner, name in writes[step] if client == 1 else ():
-            original = getattr(owner, name)
-
-            def dying(*args, original=original, **options):
-                if when == "after":
-                    original(*args, **options)
-                raise Killed
-
-            with monkeypatch.context() as fault:
-                fault.setattr(owner, name, dying)
-                with pytest.raises(Killed):
-                    call()
-            died.append((step, name))
-            restart(federation, client)
-        answer = call()
-        assert answer["ok"], answer
-        try:
-            step, client, call = run.send(answer)
-        except StopIteration:
-            break
-    assert len(died) == 7
-    assert charges(federation) == [1] * NODES
-    refused = federation.ask(1, "agree", {"answered": [0, 1, 2, 3]})
-    assert "another set" in refused["why"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("writes", [WRITES, DIRECTLY], ids=["agreed", "directly"])
-def test_kill_9_after_every_write(federation, writes):
-    """As above, with the service of client 1 in processes that are killed."""
-    folder, run, died = federation.folders[1], federation.steps(directly=writes is DIRECTLY), 0
-    federation.served.stop(folder)
-    step, client, call = next(run)
-    while True:
-        for owner, name in writes[step] if client == 1 else ():
-            process = local.NodeProcess(folder, local.die_around(owner, name, after=True))
-            with pytest.raises(RunError):
-                call()
-            process.wait()
-            died += 1
-        with local.served(folder) if client == 1 else contextlib.nullcontext():
-            answer = call()
-        assert answer["ok"], answer
-        try:
-            step, client, call = run.send(answer)
-        except StopIteration:
-            break
-    assert died == 7
-    assert charges(federation) == [1] * NODES
-    with local.served(folder):
-        assert "another set" in federation.ask(1, "agree", {"answered": [0, 1, 2, 3]})["why"]
-
-
-def test_one_set_of_survivors_for_ever_even_if_the_sessions_are_restored(federation):
-    """A copy of the session store from before the signature: the ledger knows the set, and its witness the ledger."""
-    federation.whole(until="agree")
-    folder = federation.folders[0]
-    federation.served.stop(folder)
-    kept = folder.path.with_name("kept")
-    shutil.copytree(folder.path, kept)
-    federation.served.start(folder)
-    assert federation.ask(0, "agree", {"answered": [0, 1, 2, 3, 4]})["ok"]
-    copied(federation, folder, kept / "state/rounds.sqlite", folder.rounds_file)
-    assert "another set" in federation.ask(0, "agree", {"answered": [0, 1, 2, 3]})["why"]
-    federation.served.stop(folder)
-    for file in (kept / "state").glob("ledger.sqlite*"):
-        shutil.copyfile(file, folder.path / "state" / file.name)
-    with pytest.raises(LedgerError, match="rolled back: it has 0 sets of survivors that this node has signed"):
-        Service(folder)
-
-
-def test_a_node_that_unmasked_at_once_agrees_to_no_other_set_even_if_its_sessions_are_restored(federation):
-    """The server claims a drop-out afterwards: the other nodes sign a smaller set, which this node does not unmask."""
-    answers = federation.whole(until="agree")
-    folder, sent = federation.folders[0], {str(c): answers["mask", c]["sent"] for c in range(NODES)}
-    kept = folder.path / "kept.sqlite"
-    copied(federation, folder, folder.rounds_file, kept)
-    shares = federation.ask(0, "unmask", {"signatures": sent})["said"]
-    copied(federation, folder, kept, folder.rounds_file)
-    smaller = [0, 1, 2, 3]
-    assert "accepted another set" in federation.ask(0, "agree", {"answered": smaller})["why"]
-    signed = {str(c): federation.ask(c, "agree", {"answered": smaller})["said"]["signature"] for c in smaller[1:]}
-    assert "4 are needed" in federation.ask(0, "unmask", {"signatures": signed})["why"]
-    assert "4 are needed" in federation.ask(1, "unmask", {"signatures": signed | {"0": sent["0"]}})["why"]
-    assert federation.ask(0, "unmask", {"signatures": sent})["said"] == shares
-
-
-def test_a_restored_session_store_masks_nothing_again(federation):
-    given, _ = given_to(federation, "mask")
-    folder = federation.folders[0]
-    kept = folder.path / "kept.sqlite"
-    copied(federation, folder, folder.rounds_file, kept)
-    assert federation.ask(0, "mask", given[0])["ok"]
-    copied(federation, folder, kept, folder.rounds_file)
-    fewer = {"sealed": {str(client): given[0]["sealed"][str(client)] for client in (1, 2, 3)}}
-    for again in (given[0], fewer):
-        assert federation.ask(0, "mask", again)["code"] == "gone"
-    assert charges(federation)[0] == 1
+    assert federation.charges() == [0] * NODES
 
 
 def test_a_replaced_advert_is_not_shared_with(federation):
-    (given, *_), answers = given_to(federation, "share")
+    (given, *_), answers = federation.given_to("share")
     question = federation.question(0)
     agreed = terms_of(question, plan())
     strange = Advert.make(agreed, 1, Ed25519PrivateKey.generate(), *key_pairs()).values()
@@ -242,7 +47,7 @@ def test_a_replaced_advert_is_not_shared_with(federation):
 
 def test_adverts_of_another_round_threshold_or_attempt_do_not_fit(federation):
     """All of them follow from the question, so a node that is asked otherwise signs for other terms."""
-    (given, *_), _ = given_to(federation, "share")
+    (given, *_), _ = federation.given_to("share")
     others = {
         "round": 2, "run": "other", "nonce": "1" * 32, "plan": plan(multiplier=5.0).to_json(),
     }  # fmt: skip
@@ -266,56 +71,14 @@ def test_a_lowered_threshold_is_refused_with_the_plan(federation, threshold):
 
 
 def test_another_plan_is_not_masked_for_the_terms_that_were_agreed(federation):
-    given, _ = given_to(federation, "mask")
+    given, _ = federation.given_to("mask")
     assert "holds no keys" in federation.ask(0, "mask", given[0], plan=plan(multiplier=3.0).to_json())["why"]
-    assert charges(federation)[0] == 0
-
-
-def masks_another_model(federation, given):
-    """The code of node 0's refusal, and the size of its body, if it is asked for the vector of another model."""
-    other = protocol.npy(local.MODEL.numpy() + np.float32(1))
-    header = federation.question(0, model=protocol.sha256(other)).header() | {"ask": "mask", "given": given}
-    answer, numbers = federation.served.exchange(str(federation.folders[0].socket), header, other)
-    return answer.get("code"), len(numbers)
-
-
-@pytest.mark.parametrize("restored", [False, True])
-def test_a_cohort_masks_the_vector_of_one_model_even_if_the_sessions_are_restored(federation, restored):
-    """Keys are exchanged before the model is known. Two vectors under the same masks would show their difference."""
-    given, _ = given_to(federation, "mask")
-    folder = federation.folders[0]
-    kept = folder.path / "kept.sqlite"
-    copied(federation, folder, folder.rounds_file, kept)
-    assert federation.ask(0, "mask", given[0])["ok"]
-    if restored:
-        copied(federation, folder, kept, folder.rounds_file)
-    assert masks_another_model(federation, given[0]) == ("gone", 0)
-    assert charges(federation)[0] == 1
-
-
-@pytest.mark.parametrize("write", ["charge", "answer"])
-def test_a_crash_does_not_free_a_cohort_for_another_model(federation, monkeypatch, write):
-    """Else the node is charged twice, and signs the vector of one model as its answer for the other."""
-    given, _ = given_to(federation, "mask")
-    original = getattr(NodeLedger, write)
-
-    def dying(*args, **options):
-        original(*args, **options)
-        raise Killed
-
-    with monkeypatch.context() as fault:
-        fault.setattr(NodeLedger, write, dying)
-        with pytest.raises(Killed):
-            federation.ask(0, "mask", given[0])
-    restart(federation, 0)
-    assert masks_another_model(federation, given[0]) == ("gone", 0)
-    assert federation.ask(0, "mask", given[0])["ok"]
-    assert charges(federation)[0] == 1
+    assert federation.charges()[0] == 0
 
 
 def test_another_runs_rounds_do_not_displace_what_was_prepared(federation):
     """Finished rounds hold no secrets, so they need not make room; a run has up to two open rounds."""
-    (given, *_), _ = given_to(federation, "mask")
+    (given, *_), _ = federation.given_to("mask")
     federation.ask(0, "advertise", round=2, nonce="1" * 32)
     run, own = "other", federation.nonce
     for number in range(1, 8):
@@ -334,17 +97,17 @@ def ahead(federation, given, **changed):
 
 
 def test_a_step_that_is_asked_ahead_gives_the_answer_that_it_gives_alone(federation):
-    given, _ = given_to(federation, "mask")
+    given, _ = federation.given_to("mask")
     answer, early = ahead(federation, given[0])
     assert (answer["ok"], early["ok"]) == (True, True)
     alone = federation.ask(0, "advertise", round=2, nonce="1" * 32, model=NO_MODEL)
     assert alone == early
-    assert charges(federation) == [1, 0, 0, 0, 0]
+    assert federation.charges() == [1, 0, 0, 0, 0]
 
 
 def test_nothing_but_keys_and_shares_can_be_asked_ahead(federation):
     """And a further step that is refused does not spoil the one that it came with."""
-    given, _ = given_to(federation, "mask")
+    given, _ = federation.given_to("mask")
     for changed in ({"ask": "mask"}, {"ask": "release"}, {"ahead": {"round": 3}}):
         answer, early = ahead(federation, given[0], **changed)
         assert answer["ok"]
@@ -352,7 +115,7 @@ def test_nothing_but_keys_and_shares_can_be_asked_ahead(federation):
     for changed in ({"round": -1}, {"client": 1}, {"what": 1}, {"plan": "{}"}):
         answer, early = ahead(federation, given[0], **changed)
         assert (answer["ok"], early["ok"]) == (True, False), changed
-    assert charges(federation) == [1, 0, 0, 0, 0]
+    assert federation.charges() == [1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("step", ["advertise", "share", "agree", "release", "hello"])
@@ -362,7 +125,7 @@ def test_other_steps_bring_nothing_ahead(federation, step):
     body = local.BODY if step == "release" else b""
     answer, _ = federation.served.exchange(str(federation.folders[0].socket), header, body)
     assert (answer["ok"], answer["code"]) == (False, "malformed")
-    assert charges(federation) == [0] * NODES
+    assert federation.charges() == [0] * NODES
 
 
 def test_a_budget_that_is_spent_is_refused_before_anything_is_made(federation):
@@ -379,7 +142,7 @@ def test_a_budget_that_is_spent_is_refused_before_anything_is_made(federation):
         answers[step, client] = call()
         step, client, call = run.send(answers[step, client])
     assert call()["code"] == "budget-spent"
-    assert charges(federation)[0] == 1, "and a policy for one release carries one that costs its whole budget"
+    assert federation.charges()[0] == 1, "and a policy for one release carries one that costs its whole budget"
 
 
 @pytest.mark.parametrize(
@@ -416,7 +179,7 @@ def test_a_recorded_question_charges_nothing_twice_where_questions_are_signed(ma
         while step != "mask":
             step, _, call = run.send(call())
         assert call()["code"] == "replayed"
-        assert charges(federation) == [1] * NODES
+        assert federation.charges() == [1] * NODES
     finally:
         served.close()
 

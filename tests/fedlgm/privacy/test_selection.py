@@ -11,8 +11,9 @@ from scipy.optimize import brentq
 
 from fedlgm.errors import ConfigError
 from fedlgm.privacy import Ledger, selection_epsilon
+from fedlgm.privacy.accountants import ORDERS
 from fedlgm.privacy.events import gaussian_event, repeated
-from fedlgm.privacy.selection import ORDERS, selection_event
+from fedlgm.privacy.selection import selection_event
 
 RATE, STEPS, DELTA = 0.1, 100, 1e-5
 LAWS = ("logarithmic", "geometric", "poisson")

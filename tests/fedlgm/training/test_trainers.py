@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import subprocess
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,22 +17,28 @@ from fedlgm import models
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
-from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, fastest
-from simulations import launch
-from simulations.config import assembly, decided
-from simulations.config import recipe as recipes
-from simulations.runs.folder import RunFolder
+from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
 
 SIZES = (13, 8, 21, 1)  # unequal clients: partial batches, a client with a single example
+
+
 OPTIMIZERS = {
     "sgd": LocalTraining("sgd", lr=0.1, epochs=2, batch_size=8),
     "momentum": LocalTraining("sgd", lr=0.05, momentum=0.9, epochs=2, batch_size=8),
     "adam": LocalTraining("adam", lr=0.002, epochs=2, batch_size=8),
     "clipped": LocalTraining("sgd", lr=0.1, epochs=1, batch_size=8, gradient_clip=0.3),
 }
+
+
 LARGE = ("resnet18", "resnet152", "vgg16")
+
+
 SHAPES = dict.fromkeys(("cifar-cnn", "resnet20", *LARGE), (3, 32, 32))
+
+
 QUICK = ("logistic", "mlp", "cnn")
+
+
 SMALL = [name for name in models.names() if name not in (*LARGE, "gru", "transformer")]
 
 
@@ -47,22 +47,6 @@ def test_models_with_a_state_of_their_own_are_refused(trainer: type) -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     with pytest.raises(ConfigError, match=r"buffer '1.running_mean' .* GroupNorm"):
         trainer(module, LayerTable.from_module(module), OPTIMIZERS["sgd"])
-
-
-def test_auto_is_settled_on_clients_that_have_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-
-    def watched(makers: Any, model: Tensor, tasks: Any, **more: Any) -> Any:
-        seen.extend(len(task.y) for task in tasks())
-        return fastest(makers, model, tasks, **more)
-
-    monkeypatch.setattr(decided, "fastest", watched)
-    options = ["data={name = 'digits', partition = 'dirichlet-large', alpha = 0.5}", "federation.clients=5000"]
-    sparse = assembly.Assembly(recipes.load("digits", [*options, "training.vectorize=auto", "run.block_size=6"]))
-    assert np.median(sparse.sizes) == 0
-    assert decided.decided(sparse, workers=2).recipe.training.vectorize in ("on", "off")
-    assert len(seen) == 6
-    assert min(seen) > 0
 
 
 def _tasks(
@@ -340,71 +324,6 @@ def test_a_straggler_stops_after_its_epochs() -> None:
     trainer = VectorizedTrainer(copy.deepcopy(module), layers, OPTIMIZERS["sgd"], width=2)
     ours = torch.cat([u.clone() for u in trainer.updates(model, mixed)])
     assert _relative(ours[1:], _loop(module, layers, one, _tasks(shape, 1)[1:2])) < 1e-5
-
-
-class _Takes:
-    """A trainer that takes these seconds for its runs, the last of them for all that follow.
-
-    Args:
-        seconds: of its runs.
-        wait: lets them go by.
-    """
-
-    def __init__(self, *seconds: float, wait: Callable[[float], None]) -> None:
-        self._seconds, self._wait = list(seconds), wait
-
-    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        self._wait(self._seconds.pop(0) if len(self._seconds) > 1 else self._seconds[0])
-        yield model[None]
-
-
-def _chosen(blocks: float = math.inf, **seconds: tuple[float, ...]) -> str:
-    """Which trainer wins, by a clock that goes on by what they take and by nothing else."""
-    now = [0.0]
-
-    def wait(passed: float) -> None:
-        now[0] += passed
-
-    made = {name: partial(_Takes, *taken, wait=wait) for name, taken in seconds.items()}
-    return fastest(made, torch.zeros(3), list, blocks=blocks, clock=lambda: now[0])[0]
-
-
-def test_the_faster_trainer_is_chosen_by_measurement() -> None:
-    """Measured in real time, with a difference that no other process makes up for."""
-    slow, quick = partial(_Takes, 0.3, wait=time.sleep), partial(_Takes, 0.0, wait=time.sleep)
-    winner, times = fastest({"slow": slow, "quick": quick}, torch.zeros(3), list)
-    assert winner == "quick"
-    assert times["slow"] > times["quick"]
-
-
-def test_the_first_trainer_is_preferred_unless_another_is_a_tenth_faster() -> None:
-    assert _chosen(first=(2.0,), second=(2.0,)) == "first"
-    assert _chosen(first=(2.0,), second=(1.85,)) == "first"
-    assert _chosen(first=(2.0,), second=(1.75,)) == "second"
-    assert _chosen(first=(2.0, 2.0, 1.0), second=(2.0, 1.75, 1.75)) == "first"  # the best run of each counts
-
-
-def test_what_it_takes_to_compile_must_be_made_up_for() -> None:
-    assert _chosen(blocks=5, even=(0.01,), compiling=(0.2, 0.0)) == "even"
-    assert _chosen(blocks=500, even=(0.01,), compiling=(0.2, 0.0)) == "compiling"
-
-
-@pytest.mark.parametrize(
-    ("vectorize", "compile", "settled"),
-    [
-        ("off", "auto", {("off", False)}),
-        ("auto", False, {("off", False), ("on", False)}),
-        pytest.param("on", "auto", {("on", False), ("on", True)}, marks=pytest.mark.slow),
-        pytest.param("auto", "auto", {("off", False), ("on", False), ("on", True)}, marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_records_which_trainer_it_settled_on(
-    tiny: Any, tmp_path: Path, vectorize: str, compile: Any, settled: set[tuple[str, bool]]
-) -> None:
-    recipe = tiny(training={"vectorize": vectorize, "compile": compile}, federation={"rounds": 1})
-    launch.simulate(recipe, run_dir=tmp_path / "run")
-    training = RunFolder.open(tmp_path / "run").recipe().training
-    assert (training.vectorize, training.compile) in settled
 
 
 def test_adam_with_momentum_is_refused() -> None:

@@ -26,6 +26,7 @@ from simulations.cli import app
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.reports import terminal
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 
 
@@ -251,7 +252,7 @@ def test_unseeded_and_unfinished_runs_say_what_to_run_again(tiny, tmp_path):
     with pytest.raises(RunError, match=r"--set run.audit=true .* --seed N"):
         targets.audit_run(tmp_path / "unseeded", Audit())
     assert targets.audit_run(tmp_path / "unseeded", Audit(method="probe")).passed  # its recipe's mechanism
-    RunFolder.create(tmp_path / "unfinished", tiny())
+    new_folder.create(tmp_path / "unfinished", tiny())
     with pytest.raises(RunError, match="--resume"):
         targets.audit_run(tmp_path / "unfinished", Audit())
 

@@ -14,13 +14,13 @@ from simulations.config import recipe as recipes
 from simulations.deploy import server_entry, submit
 from simulations.deploy.server_entry import ENDED, REPORT, TOLD, NodesRecord, make_server_app
 from simulations.engines.local import LocalGrid
-from simulations.runs.folder import RunFolder
+from simulations.runs import new_folder
 from strategies.node.round import RoundReport
 
 
 def test_who_took_part_is_the_operators_alone_to_read(tmp_path):
     """Secret sampling needs it, and a folder that is shared without `private/` must not tell."""
-    folder = RunFolder.create(tmp_path / "run", recipes.load("nodes"))
+    folder = new_folder.create(tmp_path / "run", recipes.load("nodes"))
     record = NodesRecord(folder)
     record.say("round 1: node7 counts as zero: no answer")
     record.round(RoundReport(1, ["node3"], {"node7": "no answer"}, 0, 1.5))
@@ -40,7 +40,7 @@ def test_a_run_that_fails_is_noticed_at_once(tmp_path, monkeypatch):
     def refuse(*_):
         raise RunError("the nodes' budgets do not suffice")
 
-    folder = RunFolder.create(tmp_path / "run", recipes.load("nodes"))
+    folder = new_folder.create(tmp_path / "run", recipes.load("nodes"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(server_entry, "_serve", refuse)
     monkeypatch.setattr(server_entry.DeploymentFolder, "open", lambda path: None)

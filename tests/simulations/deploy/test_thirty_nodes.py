@@ -12,7 +12,7 @@ from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.deploy.create import create
 from simulations.deploy.server_entry import DeployedAssembly, deployed, needed, work_of
-from simulations.runs.folder import RunFolder
+from simulations.runs import new_folder
 from simulations.runs.server import serve
 from strategies.node.answers import AnswerCheck
 from strategies.node.enrolment import Enrolment, key_digest
@@ -47,7 +47,7 @@ def test_thirty_services_give_the_simulations_model(tmp_path, monkeypatch):
             {"node": [one | {"flower_key": key_digest(keys[one["client"]])} for one in enrolled]}
         )
         recipe = deployed(asked, NODES, test=True)
-        assembly, folder = DeployedAssembly(recipe), RunFolder.create(tmp_path / "run", recipe)
+        assembly, folder = DeployedAssembly(recipe), new_folder.create(tmp_path / "run", recipe)
         nodes = SecureGrid(
             Link(folders, keys), enrolment, NodeQuestions(folder.path.name, work_of(recipe)),
             AnswerCheck(enrolment, assembly.layers, test=True),

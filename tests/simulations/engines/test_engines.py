@@ -27,6 +27,7 @@ from simulations.config.decided import settled
 from simulations.config.recipe import Recipe
 from simulations.engines.flower_entry import make_server_app
 from simulations.engines.local import LocalGrid
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from tests.support.interruption import Interrupted, interrupt_at
 
@@ -305,7 +306,7 @@ def test_failing_clients_fail_the_run(recipe, tmp_path, failing_clients, nothing
 
 def test_the_flower_app_continues_a_run_with_its_own_recipe_only(tmp_path):
     """Clients build themselves from the run config: they would train by another recipe than the server's."""
-    folder = RunFolder.create(tmp_path / "run", settled(recipes.load("digits", ["training.lr=0.01"])))
+    folder = new_folder.create(tmp_path / "run", settled(recipes.load("digits", ["training.lr=0.01"])))
     config = {"run-dir": str(folder.path), "recipe": "digits", "set": ""}
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
     with pytest.raises(FedlgmError, match="another recipe than the run config"):

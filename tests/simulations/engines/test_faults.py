@@ -30,6 +30,7 @@ from simulations.config.assembly import Assembly
 from simulations.engines import cluster
 from simulations.engines import ray as ray_engine
 from simulations.engines.cluster import connect
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.server import serve
 
@@ -146,7 +147,7 @@ def _worker_pids() -> list[int]:
 
 
 def _serve(grid: ray_engine.RayGrid, run: Path, progress: Any = None) -> dict[str, Any]:
-    return serve(grid, Assembly(RECIPE), RunFolder.create(run, RECIPE), "ray", progress)
+    return serve(grid, Assembly(RECIPE), new_folder.create(run, RECIPE), "ray", progress)
 
 
 @pytest.mark.slow
@@ -216,7 +217,7 @@ def test_a_sum_lost_with_its_node_is_made_again(tmp_path: Path) -> None:
         while grid._starting:  # both are up: each gets a block of the first round
             grid._started(grid._next(list(grid._starting)))
         grid.node, grid.remove = second.node_id, lambda: nodes.remove_node(second, allow_graceful=False)
-        result = serve(grid, Assembly(wide), RunFolder.create(tmp_path / "run", wide), "ray")
+        result = serve(grid, Assembly(wide), new_folder.create(tmp_path / "run", wide), "ray")
         assert grid.lost == 1
         assert result["model_sha256"] == reference["model_sha256"]
         assert result["epsilon"] >= reference["epsilon"]

@@ -28,7 +28,7 @@ class Counting(GridEngine):
     def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
         assembly.check()
         Counting.served += 1
-        yield lambda assembly, keys: LocalGrid(assembly.client(keys, AnyClient()).as_app())
+        yield lambda assembly, keys: LocalGrid.of(assembly.client(keys, AnyClient()))
 
 
 def not_an_engine(options: EngineOptions) -> str:

@@ -23,6 +23,7 @@ from fedlgm.layers import LayerTable
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.reports import export as exporting
+from simulations.runs import new_folder
 from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
 
@@ -139,7 +140,7 @@ def test_what_cannot_be_exported(
         exporting.export(run["run"], "pt", tmp_path / "nowhere" / "model.pt")
     with pytest.raises(RunError, match="parameters, the one given has 6"):
         exporting.load_model(run["run"], nn.Linear(2, 2))
-    RunFolder.create(tmp_path / "unfinished", tiny())
+    new_folder.create(tmp_path / "unfinished", tiny())
     with pytest.raises(RunError, match="not finished"):
         exporting.export(tmp_path / "unfinished")
     with monkeypatch.context() as without:

@@ -24,6 +24,7 @@ from simulations import launch
 from simulations.config.recipe import Recipe
 from simulations.reports import figures, page, pictures, report
 from simulations.reports.notebook import summary_html
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import PrivateRow
 
@@ -162,7 +163,7 @@ def test_a_run_without_a_guarantee_says_so(tiny: Callable[..., Recipe], tmp_path
 
 
 def test_what_cannot_be_reported(tiny: Callable[..., Recipe], adaptive: Path, tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "unfinished", tiny())
+    folder = new_folder.create(tmp_path / "unfinished", tiny())
     with pytest.raises(RunError, match="not finished"):
         report.write_report(folder.path)
     shutil.copytree(adaptive, tmp_path / "run")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.app.metadata import Metadata
 from hostile import NodeGrid
 from opacus.accountants import PRVAccountant, RDPAccountant
@@ -30,6 +30,7 @@ from simulations.config.assembly import Assembly
 from simulations.config.decided import settled
 from simulations.reports.export import export
 from simulations.reports.report import ledger_report, write_report
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.server import serve
 from strategies import OneNodePerClient
@@ -273,22 +274,9 @@ def test_the_server_cannot_ask_for_more_than_a_client_agreed_to(node):
 
 
 class ThreeNodes(NodeGrid):
-    """A client's exception is an error reply, as on real nodes."""
+    """A client's refusal is an error reply, as on real nodes."""
 
     clients, population = (0, 1, 2), 3
-
-    def __init__(self, apps) -> None:
-        super().__init__([self.answering(app) for app in apps])
-
-    @staticmethod
-    def answering(app):
-        def answer(message, context):
-            try:
-                return app(message, context)
-            except PrivacyError as error:
-                return Message(Error(1, str(error)), reply_to=message)
-
-        return answer
 
 
 def test_a_client_that_refuses_counts_as_zero_and_the_round_goes_on(tmp_path):
@@ -298,7 +286,7 @@ def test_a_client_that_refuses_counts_as_zero_and_the_round_goes_on(tmp_path):
     keys, assembly = KeyRing.from_seed(7), Assembly(settled(recipe))
     sources = [assembly, assembly, Assembly(settled(cautious))]
     apps = [own.client(keys, OneClient(i, 3, simulated=True)).as_app() for i, own in enumerate(sources)]
-    folder = RunFolder.create(tmp_path / "run", recipe)
+    folder = new_folder.create(tmp_path / "run", recipe)
     result = serve(ThreeNodes(apps), assembly, folder, "local", nodes=OneNodePerClient(simulated=True))
     assert result["rounds"] == 3
     failures = [[f["client"] for f in row["failures"]] for row in folder.rows(private=True)]

@@ -102,7 +102,7 @@ def test_the_participation_cap_holds(tmp_path: Path) -> None:
 def test_a_client_refuses_more_than_it_agreed_to() -> None:
     local = ["privacy.trust=local", "privacy.max_participations=2", "privacy.epsilon=50.0"]
     assembly = Assembly(recipe.load("digits", [*SMALL, *local]))
-    grid = LocalGrid(assembly.client(KeyRing.from_seed(0), AnyClient()).as_app())
+    grid = LocalGrid.of(assembly.client(KeyRing.from_seed(0), AnyClient()))
     plan = assembly.method.plan(assembly.start())
     model = ArrayRecord({wire.MODEL: Array(assembly.initial_model().numpy())})
 

@@ -13,6 +13,7 @@ from fedlgm.errors import ConfigError, RunError
 from simulations import launch
 from simulations.config.assembly import Assembly
 from simulations.config.decided import settled
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 
 LOCAL = {"trust": "local", "max_participations": 3}
@@ -77,7 +78,7 @@ def test_a_run_is_only_resumed_where_its_noise_can_be_drawn(tiny, tmp_path):
     for number, sections in enumerate(
         ({"privacy": {"noise_backend": "triton"}}, {"training": {"device": "cuda"}, "privacy": {}})
     ):
-        RunFolder.create(tmp_path / str(number), tiny(**sections))
+        new_folder.create(tmp_path / str(number), tiny(**sections))
         with pytest.raises(RunError, match="can only be resumed where it can draw the same noise"):
             launch.resume(tmp_path / str(number))
 

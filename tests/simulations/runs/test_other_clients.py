@@ -13,6 +13,7 @@ from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.engines.local import LocalGrid
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.provenance import provenance_of
 from simulations.runs.server import nodes_of, serve
@@ -34,7 +35,7 @@ def test_a_run_of_real_nodes_is_not_continued_with_simulated_clients(tiny, tmp_p
     """`--resume --engine local` trained on simulated clients and called it the same run."""
     seed = 3 if test_mode else None
     assembly = Assembly(tiny(run={"seed": seed, "test_mode": test_mode}, federation={"wait_for_nodes": 0.1}))
-    folder = RunFolder.create(tmp_path / "run", assembly.recipe)
+    folder = new_folder.create(tmp_path / "run", assembly.recipe)
     nodes = nodes_of(assembly, "clients")
     assert not nodes.simulated
     with pytest.raises(RunError, match=r"no node connected|does not|says that"):

@@ -25,6 +25,7 @@ from simulations.engines.flower_entry import make_client_app, make_server_app
 from simulations.engines.local import LocalGrid
 from simulations.reports import report as reporting
 from simulations.reports import terminal
+from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.studies import comparison, running
 from simulations.studies.jobs import jobs
@@ -103,7 +104,7 @@ class TestOneSentence:
         text = (runs[kind] / "recipe.toml").read_text()
         (tmp_path / "again.toml").write_text(text)
         keys = runs[kind].parent / "keys"
-        RunFolder.create(keys, recipes.load(runs[kind] / "recipe.toml")) if not keys.exists() else None
+        new_folder.create(keys, recipes.load(runs[kind] / "recipe.toml")) if not keys.exists() else None
         config = {
             "recipe": str(tmp_path / "again.toml"),
             "run-dir": str(tmp_path / "run"),
@@ -210,7 +211,7 @@ class TestWhoTookPart:
 
         before = os.umask(0)
         try:
-            folder = RunFolder.create(tmp_path / "run", tiny(run={"seed": None}))
+            folder = new_folder.create(tmp_path / "run", tiny(run={"seed": None}))
             folder.keys(None)
             folder.append({"round": 1}, {"round": 1, "cohort": 7})
             folder.append({"round": 2}, {"round": 2, "cohort": 9})

@@ -17,7 +17,7 @@ from simulations import launch
 from simulations.config.recipe import Recipe
 from simulations.engines import flower_entry
 from simulations.engines.local import LocalGrid
-from simulations.runs.folder import RunFolder
+from simulations.runs import new_folder
 from simulations.runs.rows import RoundRow
 from strategies import LayerwiseFedAvg
 
@@ -117,10 +117,10 @@ def test_the_flower_app_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_nodes_may_have_charged_a_round_of_a_run_with_an_empty_ledger(
     tiny: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    folder = RunFolder.create(tmp_path / "run", tiny())
+    folder = new_folder.create(tmp_path / "run", tiny())
     with (
         pytest.raises(RunError),
-        folder.removed_if_refused(asks_nodes=True),
+        new_folder.removed_if_refused(folder, asks_nodes=True),
         Ledger(folder.ledger_file, folder.owner()),
     ):
         raise RunError("no node answered")

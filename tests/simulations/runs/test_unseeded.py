@@ -22,6 +22,7 @@ from fedlgm.errors import RunError
 from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.config.assembly import Assembly
+from simulations.runs import new_folder
 from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
 from tests.support.interruption import Interrupted, charges, interrupt_at, interrupted
@@ -102,7 +103,7 @@ def test_a_lost_key_is_counted_in_every_row_and_after_every_later_interruption(r
 
 
 def test_a_lost_key_before_anything_was_released_costs_nothing(recipe, tmp_path):
-    folder = RunFolder.create(tmp_path / "run", recipe)
+    folder = new_folder.create(tmp_path / "run", recipe)
     folder.keys(None)
     (folder.path / "private" / "keys").unlink()
     with warnings.catch_warnings():
@@ -197,7 +198,7 @@ def test_killed_at_random_moments(recipe, tmp_path):
 def test_processes_that_start_a_run_together_have_one_key(recipe, tmp_path):
     """Clients that noised by one key and a ledger that names another would count a repeated release as the same."""
     for attempt in range(20):
-        folder = RunFolder.create(tmp_path / str(attempt), recipe)
+        folder = new_folder.create(tmp_path / str(attempt), recipe)
         start = threading.Barrier(4)
 
         def ring(folder=folder, start=start):

@@ -16,9 +16,10 @@ import simulations
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from fedlgm.privacy import Ledger, calibrate
+from fedlgm.privacy.accountants import ORDERS
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import decode, encode, gaussian_event
-from fedlgm.privacy.selection import ORDERS, draw_runs, selection_event
+from fedlgm.privacy.selection import draw_runs, selection_event
 from simulations import arguments
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own

@@ -16,7 +16,7 @@ from scipy.special import ndtri
 from scipy.stats import beta, chisquare
 
 import simulations
-from fedlgm.errors import ConfigError, DivergedError, RunError
+from fedlgm.errors import ConfigError, DivergedError, LedgerError, RunError
 from fedlgm.privacy import Ledger, selection_epsilon
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import gaussian_event, repeated
@@ -87,6 +87,16 @@ def test_a_stopped_search_stays_charged_and_is_never_continued(tmp_path, monkeyp
         _searched(tmp_path / "search", monkeypatch)
     assert charged > 8
     assert not (tmp_path / "search" / "result.json").exists()
+
+
+def test_a_search_whose_charge_fails_leaves_no_folder(tmp_path, monkeypatch):
+    def failing(*_: object, **__: object) -> None:
+        raise LedgerError("disk full")
+
+    monkeypatch.setattr(Ledger, "charge", failing)
+    with pytest.raises(LedgerError, match="disk full"):
+        _searched(tmp_path / "search", monkeypatch)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_message_of_a_run_that_fails_does_not_say_which_one_it_was(tmp_path, monkeypatch):

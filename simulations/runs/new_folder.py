@@ -1,0 +1,61 @@
+"""Creation of a run's folder, and its removal if the run is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedlgm.errors import RunError
+from fedlgm.files import PUBLIC, drafted, write_durably
+from simulations.config.recipe import Recipe
+from simulations.runs.folder import RunFolder
+
+
+def create(path: Path, recipe: Recipe) -> RunFolder:
+    """Make a new folder, which contains its recipe from the start, and the folders above it.
+
+    Raises:
+        RunError: the folder exists (nothing is changed) or cannot be created.
+    """
+    refuse_existing(path)
+    missing = tuple(parent for parent in path.parents if not parent.exists())
+    try:
+        with drafted(path) as draft:
+            (draft / "checkpoints").mkdir(parents=True)
+            write_durably(RunFolder(draft).recipe_file, recipe.to_toml().encode(), PUBLIC)
+    except OSError as error:
+        raise RunError(f"cannot create the run folder {path}: {error.strerror}; choose another folder") from error
+    return RunFolder(path, missing)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise RunError if `path` exists."""
+    if path.exists():
+        raise RunError(
+            f"{path} exists already: choose another folder (--run-dir, run_dir=), or continue the run in it "
+            f"(--resume {path}, simulations.resume)"
+        )
+
+
+@contextmanager
+def removed_if_refused(folder: RunFolder, *, asks_nodes: bool = False) -> Iterator[None]:
+    """Remove a folder from `create`, and those above it, if the block raises before the run has charged a round.
+
+    An interruption keeps it, and so does an error of a run that `RunFolder.open` returned.
+
+    Args:
+        folder: the run's folder.
+        asks_nodes: whether the clients are nodes with ledgers, which charge a round before the run does. An empty
+            ledger then also keeps the folder.
+    """
+    try:
+        yield
+    except Exception:
+        if folder.made_with is not None and not folder.begun() and not (asks_nodes and folder.ledger_file.exists()):
+            shutil.rmtree(folder.path, ignore_errors=True)
+            for parent in folder.made_with:
+                with suppress(OSError):  # another run is in it
+                    parent.rmdir()
+        raise
