@@ -298,8 +298,8 @@ def with_users(data: Any, users: Any) -> Any:
 
 def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """A mapping without other splits of a `datasets.DatasetDict`."""
-    if not hasattr(data, "push_to_hub"):
-        return data
+    if not hasattr(data, "push_to_hub") or "test" not in data:
+        return data  # without a test part, `load` names the part that could be one
     return {part: data[part] for part in ("train", "test") if part in data}
 
 
@@ -373,5 +373,5 @@ def _own(found: Any, label: str) -> DataSet:
         )
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, or a function that "
-        f"gives one; it is of type {type(found).__name__}: of a torch data set or loader give the arrays"
+        f"gives one; it is of type {type(found).__name__}: a torch data set is one part of two"
     )
