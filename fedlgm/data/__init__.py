@@ -185,7 +185,7 @@ def only_test_examples(
     if is_reference(name) or base in OPTIONS or base.startswith(HUB):
         raise ConfigError(
             f"the test examples of {name!r} cannot be read without its training examples, which may be private: give "
-            "public examples that are a set by themselves"
+            "public examples as another set, such as a function of your own that returns only them"
         )
     if base in FILE_SETS and FILE_SETS[base].test:
         found = read_test(base, locate(base, data_dir, download=True, files=FILE_SETS[base].test))
