@@ -288,7 +288,23 @@ def simulate(
     refuse_unknown("simulate", options, _LAUNCHING)
     parsed = recipe_of(recipe, objects, texts, overrides, {} if isinstance(noise, str) else correlated(noise))
     require_callback(progress)
-    summary = launch.simulate(parsed, engine=engine, run_dir=run_dir, progress=progress, own=objects, **options)
+    made: list[Path] = []
+    follow = options.pop("on_folder", None)
+
+    def on_folder(folder: Path) -> None:
+        made.append(folder)
+        if follow is not None:
+            follow(folder)
+
+    try:
+        summary = launch.simulate(
+            parsed, engine=engine, run_dir=run_dir, progress=progress, own=objects, on_folder=on_folder, **options
+        )
+    except KeyboardInterrupt as stop:
+        names = "".join(f", {name}=..." for name in objects.given())
+        if made:
+            stop.add_note(f"continue the run with simulations.resume({str(made[0])!r}{names})")
+        raise
     return result_of(summary, objects)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedlgm.errors import ConfigError, RunError, prefix_key
@@ -70,19 +69,8 @@ def simulate(
         folder = RunFolder.create(Path(run_dir), recipe) if run_dir is not None else _fresh_folder(recipe)
         if on_folder is not None:
             on_folder(folder.path)
-        with folder.removed_if_refused(), _resumable(folder, own):
+        with folder.removed_if_refused():
             return serve(assembly, folder, progress, objects)
-
-
-@contextmanager
-def _resumable(folder: RunFolder, own: Own | None) -> Iterator[None]:
-    """Add to an interruption how the run is continued from Python, where a traceback is all that is printed."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        objects = "".join(f", {name}=..." for name in (own.given() if own else []))
-        stop.add_note(f"continue the run with simulations.resume({str(folder.path)!r}{objects})")
-        raise
 
 
 def resume(
