@@ -204,7 +204,10 @@ class Agreed:
         if self.consent is not None:
             self.consent.check(asked.plan)
         elif own and self.needed:
-            raise PrivacyError("this client has not agreed to add its own noise: give PrivateUpdates a consent")
+            raise PrivacyError(
+                "this client has not agreed to add its own noise, as local trust requires: give PrivateClientApp (or "
+                "PrivateUpdates) a consent=Consent(...)"
+            )
         if not own:
             return Keys(self.keys, self.keys)
         return Keys(self.keys, self.keys.derive(asked.model.numpy().tobytes(), asked.plan.to_json().encode()))

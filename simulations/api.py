@@ -285,7 +285,23 @@ def simulate(
     refuse_unknown("simulate", options, _LAUNCHING)
     parsed = recipe_of(recipe, own, names, overrides, correlation)
     require_callback(progress)
-    summary = launch.simulate(parsed, engine=engine, run_dir=run_dir, progress=progress, own=own, **options)
+    made: list[Path] = []
+    follow = options.pop("on_folder", None)
+
+    def on_folder(folder: Path) -> None:
+        made.append(folder)
+        if follow is not None:
+            follow(folder)
+
+    try:
+        summary = launch.simulate(
+            parsed, engine=engine, run_dir=run_dir, progress=progress, own=own, on_folder=on_folder, **options
+        )
+    except KeyboardInterrupt as stop:
+        if made:
+            again = "".join(f", {name}=..." for name in own.given())
+            stop.add_note(f"continue the run with simulations.resume({str(made[0])!r}{again})")
+        raise
     return result_of(summary, own)
 
 

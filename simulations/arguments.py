@@ -12,7 +12,7 @@ from fedlgm.extension import shown_name
 from simulations.config import recipe as recipes
 from simulations.config.messages import keys_like
 from simulations.config.overrides import Overrides, override
-from simulations.config.own import Own, few_sites
+from simulations.config.own import Own, divisible, few_sites
 from simulations.config.recipe import Recipe
 
 _MEASURES = {
@@ -112,13 +112,16 @@ def recipe_of(
     """
     raw = recipe.model_dump(exclude_none=True) if isinstance(recipe, Recipe) else recipes.read(recipe)
     own.into(raw)
-    if own.data is not None and (recipe is None or recipe in recipes.names()):
+    bundled = own.data is not None and (recipe is None or recipe in recipes.names())
+    if bundled:
         # A bundled recipe's name and public seed belong to its public data: with the seed anybody can draw the noise.
         raw["name"] = "own-data"
         raw.get("run", {}).pop("seed", None)
         if raw["data"]["partition"] == "natural":
             few_sites(raw)
     override(raw, names)
+    if bundled and not any(name.startswith("data.partition=") for name in names):
+        divisible(raw, own)
     override(raw, keys)
     override(raw, overrides)
     return recipes.validate(raw)

@@ -207,11 +207,13 @@ class PrivateFedAvg(LayerwiseFedAvg):
 
 
 def _refuse(flowers: dict[str, Any]) -> None:
-    """Refuse an argument of Flower's strategies, and name its replacement."""
+    """Refuse arguments of Flower's strategies, and name their replacements."""
+    found = []
     for name in flowers:
         instead = next((remedy for names, remedy in _INSTEAD.items() if name.startswith(names)), None)
-        hint = instead or "its arguments are in docs/how-to/flower-app.md"
-        raise ConfigError(f"PrivateFedAvg has no argument {name!r}: {hint}")
+        found.append(f"{name!r}: {instead or 'its arguments are in docs/how-to/flower-app.md'}")
+    if found:
+        raise ConfigError(f"PrivateFedAvg has no argument {'; nor '.join(found)}")
 
 
 def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:

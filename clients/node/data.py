@@ -54,7 +54,10 @@ def read(section: Data, folder: Path) -> ClientData:
     if x.dtype == np.uint8:
         x = x.astype(np.float32) / np.float32(127.5) - np.float32(1)
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
-        raise DataError(f"data: inputs and labels must be numbers, got {x.dtype} and {y.dtype}")
+        raise DataError(
+            f"data: inputs and labels must be numbers, got {x.dtype} and {y.dtype}; for names of classes give the "
+            "numbers 0, 1, ... that all nodes use"
+        )
     x = np.ascontiguousarray(x, dtype=np.float32).reshape(len(x), *section.shape)
     if not np.isfinite(x).all():
         raise DataError("data: inputs hold NaN or Inf")
@@ -141,8 +144,22 @@ def _columns(table: Any, names: tuple[str, ...]) -> Iterator[np.ndarray]:
     """Columns as [n, 1], or [n, k] if a column holds lists of k numbers."""
     for name in names:
         values = table[name].to_numpy()
-        wide = np.stack([np.asarray(v, np.float32).reshape(-1) for v in values]) if values.dtype == object else values
-        yield wide.reshape(len(wide), -1).astype(np.float32)
+        lists = values.dtype == object
+        try:
+            wide = np.stack([np.asarray(v, np.float32).reshape(-1) for v in values]) if lists else values[:, None]
+        except (TypeError, ValueError):  # text, or lists of several lengths
+            wide = values
+        if wide.dtype.kind not in "fiub":
+            raise DataError(
+                f"data.features: column {name!r} holds {wide.dtype} values, not numbers: convert it, or list only the "
+                "columns to use in data.features"
+            )
+        if lost := int((~np.isfinite(wide).all(axis=1)).sum()):
+            raise DataError(
+                f"data.features: column {name!r} has no finite number in {lost} of {len(wide)} rows: fill the gaps "
+                "with a public figure, or list only the columns to use in data.features"
+            )
+        yield wide.astype(np.float32)
 
 
 def _loader(section: Data, folder: Path) -> tuple[Any, Any]:

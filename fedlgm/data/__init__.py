@@ -185,7 +185,7 @@ def only_test_examples(
     if is_reference(name) or base in OPTIONS or base.startswith(HUB):
         raise ConfigError(
             f"the test examples of {name!r} cannot be read without its training examples, which may be private: give "
-            "public examples that are a set by themselves"
+            "public examples as another set, such as a function of your own that returns only them"
         )
     if base in FILE_SETS and FILE_SETS[base].test:
         found = read_test(base, locate(base, data_dir, download=True, files=FILE_SETS[base].test))
@@ -298,8 +298,8 @@ def with_users(data: Any, users: Any) -> Any:
 
 def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """A mapping without other splits of a `datasets.DatasetDict`."""
-    if not hasattr(data, "push_to_hub"):
-        return data
+    if not hasattr(data, "push_to_hub") or "test" not in data:
+        return data  # without a test part, `load` names the part that could be one
     return {part: data[part] for part in ("train", "test") if part in data}
 
 
@@ -373,5 +373,5 @@ def _own(found: Any, label: str) -> DataSet:
         )
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, or a function that "
-        f"gives one; it is of type {type(found).__name__}: of a torch data set or loader give the arrays"
+        f"gives one; it is of type {type(found).__name__}: a torch data set is one part of two"
     )

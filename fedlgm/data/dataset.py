@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,11 @@ import torch
 
 from fedlgm import inputs
 from fedlgm.data import tables
+from fedlgm.data.names import class_numbers
 from fedlgm.data.partition import Partition
 from fedlgm.data.pixels import Pixels
 from fedlgm.data.spent import Spent
+from fedlgm.data.torch_sets import as_pair
 from fedlgm.data.users import user_numbers
 from fedlgm.errors import DataError
 from fedlgm.extension import named_arguments
@@ -97,7 +98,7 @@ class DataSet:
 
         Args:
             train: (inputs [n, ...], targets [n, ...]), array-likes; a tuple of arrays as inputs is for a model with
-                several inputs.
+                several inputs. A `torch.utils.data.Dataset` is read once, see `fedlgm.data.torch_sets.as_pair`.
             test: (inputs [m, ...], targets [m, ...]), m >= 1; they are public, since they are evaluated without
                 protection.
             clients: for each client the indices of its training examples; some may be empty. Examples that no client
@@ -118,7 +119,8 @@ class DataSet:
         >>> own.shape, own.classes, len(own.clients)
         ((3,), 2, 2)
         """
-        train, test, named = _classes({"training": train, "test": test}, labels)
+        given = {part: as_pair(pair) for part, pair in (("training", train), ("test", test))}
+        train, test, named = class_numbers(given, labels)
         train_x, train_y = _pair(train, "training")
         test_x, test_y = _pair(test, "test")
         columns = [list(getattr(pair[0], "columns", ())) for pair in (train, test)]
@@ -245,46 +247,12 @@ class DataSet:
         return sum(array.nbytes for array in arrays)
 
 
-def _classes(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[Any, Any, tuple[str, ...] | None]:
-    """Both parts with targets that are names as class numbers, and the names of the classes; None if they have none."""
-    targets = {}
-    for part, pair in parts.items():
-        if isinstance(pair, tuple | list) and len(pair) == 2 and not isinstance(pair[1], torch.Tensor):
-            with suppress(ValueError):  # of unequal rows, which `as_numbers` reports
-                targets[part] = np.asarray(pair[1])
-    texts = {part: y for part, y in targets.items() if _is_text(y)}
-    if labels is None and not texts:
-        return (*parts.values(), None)
-    if labels is None and len(texts) < len(parts):
-        raise DataError(f"{next(iter(texts))} targets are names, those of the other part are not: both must be alike")
-    names = tuple(map(str, labels)) if labels is not None else tuple(sorted({str(one) for one in texts["test"]}))
-    if len(set(names)) < max(len(names), 2):
-        raise DataError(f"labels: must name two or more classes, each once, got {', '.join(names[:8]) or 'none'}")
-    number, made = {name: i for i, name in enumerate(names)}, dict(parts)
-    for part, y in targets.items():
-        if part in texts:
-            unknown = [i for i, one in enumerate(y) if not isinstance(one, str) or one not in number]
-            made[part] = (parts[part][0], np.array([number.get(str(one), 0) for one in y], dtype=np.int64))
-        else:
-            unknown = [i for i, one in enumerate(y.reshape(-1)) if one not in range(len(names))]
-        if unknown:
-            known = "data.labels names" if labels is not None else "the public test part has"
-            raise DataError(
-                f"data.labels: {len(unknown)} {part} targets, the first in row {unknown[0]}, are none of the classes "
-                f"that {known} ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''}): name all classes there"
-            )
-    return made["training"], made["test"], names
-
-
-def _is_text(y: np.ndarray) -> bool:
-    return y.ndim == 1 and (y.dtype.kind in "UT" or (y.dtype == object and any(isinstance(one, str) for one in y)))
-
-
 def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     """Inputs and targets as arrays, checked."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         got = f"a {type(pair).__name__}" + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
-        raise DataError(f"{part} data must be a pair of arrays (inputs, targets), got {got}: give (x, y)")
+        hint = ", or its data set (loader.dataset)" if hasattr(pair, "dataset") else ""
+        raise DataError(f"{part} data must be a pair of arrays (inputs, targets), got {got}: give (x, y){hint}")
     x, y = pair
     if tables.is_table(x) and np.asarray(x).dtype.kind not in "biuf":
         x = tables.features(x, part)

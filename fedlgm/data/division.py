@@ -73,12 +73,23 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
     return own
 
 
+def can_divide(scheme: str, data: DataSet) -> bool:
+    """Whether the targets allow a bundled scheme: those that divide by label need integers [n].
+
+    >>> x, y = np.zeros((8, 2)), np.arange(8) / 2
+    >>> [can_divide(scheme, DataSet.from_arrays((x, y), (x, y))) for scheme in ("iid", "dirichlet")]
+    [True, False]
+    """
+    labelled = data.train_y.ndim == 1 and np.issubdtype(data.train_y.dtype, np.integer)
+    return labelled or scheme in _WITHOUT_LABELS or scheme not in schemes()
+
+
 def _labels(data: DataSet, scheme: str) -> np.ndarray:
     """Integer labels [n]; for schemes that need no labels, targets of any kind."""
     y = data.train_y
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
         return y
-    if scheme not in _WITHOUT_LABELS and scheme in schemes():
+    if not can_divide(scheme, data):
         raise ConfigError(
             f"partition scheme {scheme!r} divides by integer labels [n], the targets of {data.name!r} are {y.dtype} "
             f"{y.shape}: use 'iid', 'natural' (with users or clients of the set's own), or a scheme of your own; "

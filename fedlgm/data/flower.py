@@ -57,8 +57,8 @@ def dirichlet(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) 
         return _owners(partitioner, labels, ring)
     except ValueError as error:
         raise ConfigError(
-            f"partition scheme 'dirichlet' cannot divide {len(labels)} samples among {clients} clients: use fewer "
-            f"clients (at most one per sample), or the scheme 'dirichlet-large', which takes any number of clients"
+            f"partition scheme 'dirichlet' cannot divide {len(labels)} samples among {clients} clients: set a smaller "
+            "federation.clients (at most one per sample), or use the scheme 'dirichlet-large', which takes any number"
         ) from error
 
 

@@ -113,4 +113,9 @@ def _frame(file: str | Path | None, key: str) -> DataFrame:
         frame: DataFrame = readers[path.suffix](path)
     except (OSError, ValueError) as error:  # pandas' and pyarrow's errors are among them
         raise DataError(f"data.{key}: {str(path)!r} cannot be read: {_first_line(error)}") from error
+    if len(frame.columns) == 1 and (mark := next((one for one in ";\t|" if one in str(frame.columns[0])), None)):
+        raise DataError(
+            f"data.{key}: {str(path)!r} is separated by {mark!r}, not by commas: write it with commas, or read it in "
+            f"Python and pass the table: pandas.read_csv(file, sep={mark!r})"
+        )
     return frame

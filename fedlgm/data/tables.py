@@ -26,6 +26,14 @@ IGNORED = -100
 _Columns = dict[str, Any]
 
 
+class _Unfit(DataError):
+    """A column that is no feature; `fault` says why in a word or two."""
+
+    def __init__(self, message: str, fault: str) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
 def is_table(value: object) -> bool:
     """Whether a value is a pandas frame or a `datasets.Dataset`; neither package is imported for this.
 
@@ -116,7 +124,11 @@ def _columns(table: Any, part: str) -> _Columns:
         raise DataError(f"data: 'train' and 'test' must both be tables, {part!r} is of type {kind}{hint}")
     if hasattr(table, "with_format"):
         return dict(table.with_format(None)[:])
-    return {str(name): table[name].to_numpy() for name in table.columns}
+    names = [str(name) for name in table.columns]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"data: {part!r} has several columns {twice!r}: rename or drop all but one")
+    return dict(zip(names, (table.iloc[:, i].to_numpy() for i in range(len(names))), strict=True))
 
 
 def _class_names(table: Any, target: str) -> tuple[str, ...] | None:
@@ -221,7 +233,16 @@ def _features(
         raise DataError(f"data: {part!r} has no column {lost[0]!r}; {alternatives(lost[0], columns)}")
     if not names:
         raise DataError(f"data: {part!r} has no column besides target and user: there are no features")
-    found = {name: _column(columns[name], name, part, size, channels) for name in names}
+    found: dict[str, np.ndarray] = {}
+    unfit: list[tuple[str, _Unfit]] = []
+    for name in names:
+        try:
+            found[name] = _column(columns[name], name, part, size, channels)
+        except _Unfit as error:
+            unfit.append((name, error))
+    if unfit:
+        others = ", ".join(f"{name!r} ({error.fault})" for name, error in unfit[1:])
+        raise DataError(f"{unfit[0][1]}{'; also unsuitable: ' if others else ''}{others}")
     if len(found) == 1:
         (values,) = found.values()
         return values[:, None] if values.ndim == 1 else values
@@ -244,25 +265,28 @@ def _column(values: Any, name: str, part: str, size: int | None, channels: int) 
         lists = len(values) and isinstance(values[0], (list, np.ndarray))
         array = np.asarray([np.asarray(row) for row in values] if lists else values)
     except ValueError as error:
-        raise DataError(f"data: column {name!r} of {part!r} holds lists of unequal length") from error
+        raise _Unfit(f"data: column {name!r} of {part!r} holds lists of unequal length", "lists") from error
     if array.dtype == object and all(isinstance(one, Real) for one in array.flat):
         array = array.astype(np.float64)
     if array.dtype.kind in "mM":
-        raise DataError(
+        raise _Unfit(
             f"data: column {name!r} of {part!r} holds dates or times, not numbers: give days since a public date, as "
-            "(column - date).dt.days"
+            "(column - date).dt.days",
+            "dates",
         )
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
         kind = "text" if len(values) and isinstance(values[0], str) else f"values of type {array.dtype}"
-        raise DataError(
-            f"data: column {name!r} of {part!r} holds {kind}, not numbers: drop it, or convert "
-            "it (pandas.get_dummies); text needs a tokenizer: data={'train': ..., 'tokenizer': tokenizer}"
+        raise _Unfit(
+            f"data: column {name!r} of {part!r} holds {kind}, not numbers: drop it, or convert it "
+            f"(pandas.get_dummies); text needs a tokenizer: data={{..., 'text': {name!r}, 'tokenizer': tokenizer}}",
+            kind,
         )
     numbers = array.astype(np.float64)
     lost = np.flatnonzero(~np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim))))
     if len(lost):
-        raise DataError(
+        raise _Unfit(
             f"data: column {name!r} of {part!r} has no finite number in {len(lost)} of {len(numbers)} rows, first in "
-            f"row {lost[0]}, counted from 0: fill the gaps with a public figure, or leave the column out"
+            f"row {lost[0]}, counted from 0: fill the gaps with a public figure, or leave the column out",
+            f"gaps in {len(lost)} rows",
         )
     return numbers

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlgm.data.names import counted, missing
 from fedlgm.errors import DataError, Notice
 
 
@@ -44,8 +45,8 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
         ) from error
     if ids.shape != (count,):
         raise DataError(f"users must name the user of each of the {count} training examples, got shape {ids.shape}")
-    if np.issubdtype(ids.dtype, np.floating) and not np.isfinite(ids).all():
-        raise DataError(f"users: {(~np.isfinite(ids)).sum()} training examples have no user (NaN)")
+    if (lost := missing(ids)).any():
+        raise DataError(f"users: {counted(lost, 'user')}: leave these examples out, or name their users")
     try:
         known, index = np.unique(ids, return_inverse=True)
     except TypeError as error:

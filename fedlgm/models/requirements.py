@@ -100,6 +100,9 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
         for mode, seed in ((False, 0), (True, 0), (True, 0), (False, 1)):  # in evaluation nothing may be drawn at all
             with users_code("the model fails in training mode", module), seeded(seed):
                 outputs.append(inputs.call(module.train(mode), x).clone())
+        single = "the model fails in training mode on one example, as the last batch of a client"
+        with users_code(single, module), seeded(0):
+            inputs.call(module.train(), inputs.take(x, slice(1)))
     finally:
         module.train(training)
     buffers.check()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -70,8 +70,7 @@ class Ledger:
             raise LedgerError(f"there is no ledger at {self.path}")
         with self._translated():
             if owner is not None and not self.path.exists():
-                with suppress(OSError):  # SQLite says more clearly what is wrong; or another process was faster
-                    create(self.path, owner)
+                create(self.path, owner)
             self._db = connect(self.path, reading=owner is None)
             try:
                 prepare(self._db, self.path, owner)
@@ -84,7 +83,7 @@ class Ledger:
         try:
             yield
         except (sqlite3.Error, ValueError, OverflowError) as error:
-            raise LedgerError(f"the ledger {self.path} cannot be used ({error}); {remedy(error)}") from error
+            raise LedgerError(f"the ledger {self.path} cannot be used ({error}); {remedy(error, self.path)}") from error
 
     def charge(
         self,

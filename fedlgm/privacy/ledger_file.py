@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -25,6 +27,8 @@ CREATE TABLE IF NOT EXISTS charges (
     UNIQUE (round, client, key)
 );
 """
+_ROOM = 2**18
+"""Bytes of free space below which an error of the disk is that of a full one: SQLite's auxiliary files need them."""
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "the disk is full and the ledger is whole: free some space and continue the run",
     sqlite3.SQLITE_READONLY: "the file or its folder is read-only: make it writable and continue the run",
@@ -36,13 +40,24 @@ _REMEDIES = {
 
 
 def create(path: Path, owner: str) -> None:
-    """Create an empty ledger completely or not at all, because a truncated ledger would look like an emptied one."""
+    """Create an empty ledger completely or not at all, because a truncated ledger would look like an emptied one.
+
+    Raises:
+        LedgerError: the disk is full.
+    """
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(SCHEMA)
         db.execute("INSERT INTO meta VALUES ('owner', ?)", (owner,))
         db.commit()
         data = db.serialize()
-    create_durably(path, data, PUBLIC)
+    try:
+        create_durably(path, data, PUBLIC)
+    except OSError as error:  # SQLite says of any other more clearly what is wrong; or another process was faster
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise LedgerError(
+                f"the ledger {path} cannot be created, because the disk is full: free some space and start again; "
+                "nothing was released"
+            ) from error
 
 
 def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
@@ -83,7 +98,16 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> None:
         raise LedgerError(f"the ledger {path} belongs to another run; give this run its own folder")
 
 
-def remedy(error: Exception) -> str:
-    """Remedy for an SQLite error, as part of a sentence."""
+def remedy(error: Exception, path: Path) -> str:
+    """Remedy for an SQLite error about a ledger, as part of a sentence."""
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # extended codes keep the primary one there
+    if code == sqlite3.SQLITE_IOERR and _is_full(path.parent):  # so SQLite reports a full disk for its auxiliary files
+        code = sqlite3.SQLITE_FULL
     return _REMEDIES.get(code, "restore it from a backup or start a new run")
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < _ROOM
+    except OSError:
+        return False

@@ -102,7 +102,8 @@ class Task(ABC):
             tokens = "tokens, below the model's vocabulary and in rows within its length; other inputs are floats"
             hint = f" (integers are {tokens}, such as x / 255)" if whole else ""
             try:
-                with users_code(f"the model does not take a batch of the data {data.name!r}, {shapes}{hint}", module):
+                label = f"the model does not take a batch of the data {data.name!r}, {shapes}{hint}"
+                with users_code(label, module), torch.enable_grad():  # `check_outputs` may ask what computed them
                     outputs = inputs.call(module.eval(), inputs.to(x, device))
                 for part, held in (("training", data.train_x), ("test", data.test_x)) if whole else ():
                     rows, least, most = _extremes(held)
@@ -144,7 +145,10 @@ class Task(ABC):
             learnt = self.loss(outputs.clone().requires_grad_(), targets).requires_grad
             found = measured(self, [(outputs, targets)])
         if not learnt:
-            raise ConfigError(f"{label}: its loss has no gradient with respect to the outputs: is something detached?")
+            raise ConfigError(
+                f"{label}: its loss has no gradient with respect to the outputs: is something detached, or is this "
+                "called under torch.no_grad() or torch.inference_mode()?"
+            )
         known = [*found, *self.set_metrics()]
         for name in ("loss", self.headline):
             if name not in known:

@@ -7,9 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedlgm.errors import DataError
+from fedlgm.data import DataSet
+from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import is_bundled
 from fedlgm.tasks.regression import RealTargets
+
+_RESHAPING = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice")
+"""Beginnings of autograd's names for operations that keep every value."""
 
 
 class Binary(RealTargets):
@@ -40,6 +44,17 @@ class Binary(RealTargets):
                 "several use the task 'classification'"
             )
         return real
+
+    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
+        """See `Task`."""
+        super().check_outputs(outputs, targets, data)
+        made_by = outputs.grad_fn
+        while made_by is not None and made_by.name().startswith(_RESHAPING):
+            made_by = made_by.next_functions[0][0]
+        if made_by is not None and made_by.name().startswith("Sigmoid"):
+            raise ConfigError(
+                f"task {self.name!r}: the model gives probabilities: remove its last sigmoid, the loss takes logits"
+            )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """See `Task`."""

@@ -44,8 +44,9 @@ class Classification(Task):
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
         """See `Task`."""
         if outputs.shape[:1] + outputs.shape[2:] != targets.shape or outputs.ndim < 2:
+            flat = "; one column of classes is y.ravel(), one-hot rows are y.argmax(1)" if targets.ndim == 2 else ""
             raise ConfigError(
-                f"{self._no_fit(outputs, targets)}: for targets [n, ...] outputs must be logits [n, classes, ...]"
+                f"{self._no_fit(outputs, targets)}: for targets [n, ...] outputs must be logits [n, classes, ...]{flat}"
             )
         require_classes(self.name, int(outputs.shape[1]), data, "class")
         sums = outputs.sum(1)

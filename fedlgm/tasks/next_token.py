@@ -44,7 +44,8 @@ class NextToken(Task):
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
         """See `Task`."""
         if outputs.ndim != 3 or outputs.shape[:2] != targets.shape:
-            raise ConfigError(f"{self._no_fit(outputs, targets)}: outputs must be logits [n, length, vocabulary]")
+            hint = "; without a column of labels the tokens are the targets" if targets.ndim == 1 else ""
+            raise ConfigError(f"{self._no_fit(outputs, targets)}: outputs must be logits [n, length, vocabulary]{hint}")
         require_classes(self.name, int(outputs.shape[2]), data, "token")
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:

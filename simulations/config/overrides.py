@@ -97,13 +97,23 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
         if not equals or not path:
             raise ConfigError(f"--set and overrides take section.key=value, got {text!r}")
         section, _, key = path.partition(".")
-        if value == "none" and not (key and _NAMING.get(section) == key):
+        if removes(section, key, value):
             yield path, None
             continue
         try:
             yield path, tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             yield path, value
+
+
+def removes(section: str, key: str, value: Any) -> bool:
+    """Whether a value removes its key, so that the default holds; a mechanism may be called "none".
+
+    Example:
+        >>> removes("run", "seed", "none"), removes("mechanism", "name", "none")
+        (True, False)
+    """
+    return bool(value == "none") and not (key and _NAMING.get(section) == key)
 
 
 def laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from simulations.config import extends, messages
 from simulations.config.client_level import ClientLevel
 from simulations.config.example_level import ExampleLevel
 from simulations.config.named_sections import Data, MechanismSection, Model, TaskSection, TrainerSection
-from simulations.config.overrides import Overrides, laid_over, override
+from simulations.config.overrides import Overrides, laid_over, override, removes
 from simulations.config.sections import Deployment, Distributed, Federation, Privacy, Risk, Run, Section, Training
 from simulations.config.unit import UnitKind
 from simulations.config.user_level import UserLevel
@@ -275,6 +275,8 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
     for key, value in raw.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = laid_over(key, merged[key], value) if both else value
+        if both:
+            merged[key] = {name: one for name, one in merged[key].items() if not removes(key, name, one)}
     return merged | {"name": raw.get("name", path.stem)}
 
 

@@ -11,6 +11,9 @@ import numpy as np
 from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments
 
+_ROUNDING = 1e-12
+"""Relative difference of two float64 figures that is rounding."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -74,6 +77,7 @@ def difference(a: Any, b: Any) -> Difference:
         raise ConfigError("a difference needs finite figures: leave out the seeds of which one has none, on both sides")
     first, second = (side.reshape(len(side), -1).mean(axis=1) for side in (first, second))
     pairs = first - second
+    pairs[np.abs(pairs) <= _ROUNDING * np.maximum(np.abs(first), np.abs(second))] = 0.0  # the same figure twice
     mean = float(pairs.mean())
     if _equal(pairs):
         fixed = len(pairs) > 4 and _equal(first) and _equal(second)
@@ -88,7 +92,7 @@ def difference(a: Any, b: Any) -> Difference:
 
 def _equal(values: np.ndarray) -> bool:
     """Whether all are equal but for rounding."""
-    return bool(np.ptp(values) <= 1e-12 * np.abs(values).max())
+    return bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
 
 
 def over_cells(figures: Iterable[tuple[Any, float, float]]) -> np.ndarray:

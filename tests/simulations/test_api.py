@@ -14,6 +14,7 @@ import simulations
 from fedlgm import mechanisms
 from fedlgm.audits import Audit
 from fedlgm.errors import RunError
+from simulations.arguments import recipe_of
 from simulations.audits.targets import audit_run
 from simulations.config import recipe as recipes
 from simulations.config.own import own_of
@@ -64,6 +65,23 @@ def test_partitions_and_optimizers_may_be_given_by_name(tmp_path: Path) -> None:
     result = simulations.simulate(**given, overrides=SMALL, run_dir=tmp_path / "run")
     recipe = RunFolder.open(result.folder).recipe()
     assert (recipe.data.partition, recipe.federation.server_optimizer) == ("iid", "momentum")
+
+
+def test_targets_that_are_no_labels_are_divided_at_random_unless_the_caller_says_otherwise() -> None:
+    real, classes = {"train": (X, X[:, 0]), "test": (X, X[:, 0])}, DATA
+    regression = ["task.name=regression"]
+    for data, texts, overrides, expected in (
+        (real, regression, (), "iid"),
+        (real, regression, {"data.partition": "LinearPartitioner"}, "LinearPartitioner"),
+        (real, [*regression, "data.partition=dirichlet"], (), "dirichlet"),
+        (classes, (), (), "dirichlet"),
+        (classes, regression, (), "iid"),  # the task makes them real
+    ):
+        found = recipe_of(None, own_of({"data": data}), list(texts), overrides)
+        assert found.data.partition == expected, (texts, overrides)
+    assert (
+        recipe_of(None, own_of({"data": real, "task": lambda o, t: (o[:, 0] - t) ** 2}), [], ()).data.partition == "iid"
+    )
 
 
 @pytest.mark.slow

@@ -25,8 +25,10 @@ def test_a_run_of_objects_continues_with_the_same_objects_only(tmp_path: Path) -
             raise KeyboardInterrupt
 
     run = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stopped:
         simulations.simulate(**OBJECTS, overrides=SMALL, run_dir=run, progress=stop)
+    (note,) = stopped.value.__notes__
+    assert note.startswith(f"continue the run with simulations.resume({str(run)!r}, model=..., ")
     with pytest.raises(FedlgmError, match="was passed as a Python object"):
         launch.resume(run)
     with pytest.raises(RunError, match="another data"):

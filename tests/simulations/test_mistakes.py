@@ -218,6 +218,15 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a frozen model": (run(model=nn.Linear(5, 2).requires_grad_(False)), "no trainable parameters"),
     "double precision": (run(model=nn.Linear(5, 2).double()), "model.float() converts them"),
     "a softmax at the end": (run(model=nn.Sequential(nn.Linear(5, 2), nn.Softmax(1))), "remove its last softmax"),
+    "a sigmoid at the end": (
+        run(model=nn.Sequential(nn.Linear(5, 1), nn.Sigmoid(), nn.Flatten(0)), task="binary"),
+        "remove its last sigmoid",
+    ),
+    "a normalisation over the batch": (
+        run(model=nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))),
+        "the model fails in training mode on one example, as the last batch of a client: ValueError: Expected more",
+    ),
+    "a call without gradients": (torch.no_grad()(run()), "or is this called under torch.no_grad()"),
     "a compiled model": (run(model=torch.compile(nn.Linear(5, 2))), "compiled (OptimizedModule): pass the nn.Module"),
     "a scripted model": (run(model=torch.jit.script(nn.Linear(5, 2))), "pass the nn.Module from which it was made"),
     "a model without its data": (run(data=None), "the data 'digits' of the recipe were used: pass your own as data="),
@@ -230,8 +239,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a metric by name": (run(metrics="auc"), "metrics takes functions, such as {'auc': lambda outputs, targets"),
     "evaluate by name": (run(evaluate="auc"), "evaluate takes functions"),
     "an optimizer of torch": (run(server_optimizer=SGD), "is a torch optimizer, which steps on gradients: use 'sgd'"),
-    "a set of torch": (run(data=TensorDataset()), "of a torch data set or loader give the arrays"),
-    "a part of torch": (run(data={"train": TensorDataset(), "test": TensorDataset()}), "a TensorDataset: give (x, y)"),
+    "a set of torch": (run(data=TensorDataset()), "a torch data set is one part of two"),
+    "a part of torch": (
+        run(data={"train": TensorDataset(), "test": TensorDataset()}), "the torch data set TensorDataset: IndexError",
+    ),
     "owners that nobody named": (changed(data__partition="natural"), "name the owner of each example (users=)"),
     "a search of nothing": (lambda: simulations.tune(), "search: give at least one key and its values"),
     "no patience": (changed(run__patience=0), "run.patience: must be at least 1"),
@@ -292,7 +303,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no client": (run(data=OWNED | {"clients": 10}), "a list of sample numbers for each client"),
     "examples as fractions": (run(data=OWNED | {"clients": [[0.5, 1.0], [2]]}), "must be a list of sample numbers"),
     "users of other data": (run(users=np.arange(100)), "each of the 200 training examples"),
-    "users that are missing": (run(users=np.full(200, np.nan)), "have no user (NaN)"),
+    "users that are missing": (run(users=np.full(200, np.nan)), "have no user (NaN or empty)"),
     "no test examples": (run(data={"train": (X, Y), "test": (X[:0], Y[:0])}), "at least one test example"),
     "features in strings": (on(X.astype(str), Y), "must be an array of numbers"),
     "a test table without a column": (
@@ -313,6 +324,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: PrivateFedAvg(fraction_evaluate=0.5), "it takes model, and by name epsilon, delta, clients",  # type: ignore[call-arg]
     ),
     "Flower's fraction": (strategy(fraction_train=0.1), "rate is the probability"),
+    "several of Flower's arguments": (
+        strategy(fraction_train=0.1, min_train_nodes=2), "takes part in a round; nor 'min_train_nodes': clients is",
+    ),
     "epsilon in a string": (strategy(epsilon="8"), "must be finite and positive, got '8'"),
     "no delta": (strategy(delta=0), "delta must lie in (0, 1), got 0"),
     "a list of clients": (strategy(clients=[1]), "must be a whole number of at least 1, got [1]"),

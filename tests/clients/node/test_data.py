@@ -92,6 +92,25 @@ def test_parquet(tmp_path):
         read(tmp_path, **kept, shape=(1,), features=("weight",))
 
 
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (["a-1", "a-2"], "column 'more' holds object values, not numbers: convert it, or list only"),
+        (np.array(["2026-01-01", "2026-01-02"], "datetime64[ns]"), "column 'more' holds datetime64.* not numbers"),
+        ([[1.0], [1.0, 2.0]], "column 'more' holds object values"),
+        ([1.0, None], "column 'more' has no finite number in 1 of 2 rows: fill the gaps"),
+    ],
+)
+def test_a_parquet_column_that_is_no_feature_is_named(tmp_path, column, words):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"age": [1.0, 2.0], "more": column, "ill": [0, 1]})
+    pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
+    with pytest.raises(DataError, match=words):
+        read(tmp_path, kind="parquet", path="d.parquet", labels="ill", shape=(2,))
+
+
 def load(count: int) -> tuple[np.ndarray, np.ndarray]:
     """A user's own loader."""
     return np.zeros((count, 16), np.float32), np.zeros(count)

@@ -139,6 +139,11 @@ def test_a_class_that_only_private_rows_have_and_damaged_files_are_refused(files
         data.load("table", file=files["file"], test_file=tmp_path / "few.csv", target="out", users="site")
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "bad.parquet").write_text("no parquet")
+    TABLE.to_csv(tmp_path / "german.csv", sep=";", index=False)
+    with pytest.raises(
+        DataError, match=r"data\.file: '.*german.csv' is separated by ';', not by commas: write it with"
+    ):
+        data.load("table", **files | {"file": tmp_path / "german.csv"}, target="out")
     for name in ("empty.csv", "bad.parquet"):
         with pytest.raises(DataError, match=rf"data\.file: '.*{name}' cannot be read: "):
             data.load("table", **files | {"file": tmp_path / name}, target="out")

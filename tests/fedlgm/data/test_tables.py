@@ -136,3 +136,29 @@ def test_rows_of_tokens_that_are_none_are_named(train, test, words):
         data.load(
             {"train": datasets.Dataset.from_dict(tokens | train), "test": datasets.Dataset.from_dict(tokens | test)}
         )
+
+
+def test_all_unsuitable_columns_are_named_at_once():
+    table = GAPS.assign(day=pandas.Timestamp("2026-01-01"), sex="f")
+    with pytest.raises(DataError, match=r"'age' .* in 1 of 3 rows.*; also unsuitable: 'day' \(dates\), 'sex' \(text\)"):
+        data.load({"train": table, "test": table, "target": "out"})
+
+
+def test_two_columns_of_one_name_and_missing_names_are_refused():
+    table = NUMBERS.drop(columns="site")
+    twice = pandas.concat([table, table[["age"]]], axis=1)
+    with pytest.raises(DataError, match="'train' has several columns 'age': rename or drop all but one"):
+        data.load({"train": twice, "test": twice, "target": "out"})
+    named = table.assign(out=["ill", None, "well"])
+    with pytest.raises(DataError, match=r"training targets: 1 of 3 rows have no target \(NaN or empty\), first row 1"):
+        data.load({"train": named, "test": named.dropna(), "target": "out"})
+    for absent in (None, float("nan"), pandas.NA):
+        sites = NUMBERS.assign(site=["a", absent, "b"])
+        with pytest.raises(DataError, match=r"users: 1 of 3 rows have no user \(NaN or empty\), first row 1"):
+            data.load({"train": sites, "test": table, "target": "out", "users": "site"})
+
+
+def test_a_dictionary_of_splits_without_a_test_part_names_the_one_that_could_be_it():
+    parts = datasets.DatasetDict(train=TOKENS, validation=TOKENS)
+    with pytest.raises(DataError, match="give the validation part as 'test'"):
+        data.load(data.with_users(parts, "who"))

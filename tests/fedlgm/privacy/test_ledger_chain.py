@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import shutil
 import sqlite3
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlgm.errors import FedlgmError, LedgerError
+from fedlgm.privacy import ledger_file
 from fedlgm.privacy.chain import next_head
 from fedlgm.privacy.charge import Head
 from fedlgm.privacy.events import gaussian_event
@@ -194,6 +196,28 @@ class TestWhatIsWrongWithTheDisk:
             charge_many(ledger)
         ledger.close()
         assert check(path, head).rows > 5  # what was charged before stands, and nothing is half-written
+
+    @pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EDQUOT])
+    def test_full_before_the_ledger_exists(self, tmp_path, monkeypatch, kind):
+        """No empty file stays behind, which a later start would refuse as no ledger."""
+
+        def full(*_):
+            raise OSError(kind, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ledger_file, "create_durably", full)
+            with pytest.raises(LedgerError, match=r"cannot be created, because the disk is full: free .* start again"):
+                Ledger(tmp_path / "ledger.sqlite", "a run")
+        assert list(tmp_path.iterdir()) == []
+        Ledger(tmp_path / "ledger.sqlite", "a run").close()
+
+    @pytest.mark.parametrize(("free", "words"), [(0, "the disk is full"), (10**9, "the disk reports an error")])
+    def test_no_room_for_auxiliary_files(self, tmp_path, monkeypatch, free, words):
+        """SQLite reports a full disk as an error of the disk where its shared memory does not fit."""
+        monkeypatch.setattr(ledger_file.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 0, free))
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+        assert ledger_file.remedy(error, tmp_path / "ledger.sqlite").startswith(words)
 
     def test_read_only(self, charged):
         path, head = charged

@@ -64,6 +64,14 @@ def test_a_title_goes_with_what_it_described(tmp_path):
     assert "title" not in raw
 
 
+def test_a_file_removes_what_it_inherits_by_the_text_none(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('extends = "digits"\n[run]\nseed = "none"\n[mechanism]\nname = "none"\n', encoding="utf-8")
+    recipe = recipes.load(file)
+    assert recipe.run.seed is None
+    assert recipe.mechanism.name == "none"
+
+
 def test_extends(tmp_path):
     base = tmp_path / "mine.toml"
     base.write_text('extends = "digits"\n[federation]\nrounds = 7\n', encoding="utf-8")

@@ -86,6 +86,8 @@ def test_a_true_difference_is_found() -> None:
 def test_seeds_that_agree_exactly() -> None:
     same = difference([1.0, 2.0], [1.0, 2.0])
     assert (same.mean, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
+    rounded = difference([0.1 + 0.2, 3.0], [0.3, 3.0])
+    assert (rounded.mean, rounded.p) == (0.0, 1.0)
     shifted = difference([1.1, 2.1], [1.0, 2.0])
     assert (shifted.low, shifted.p) == (pytest.approx(0.1), 0.5)
 

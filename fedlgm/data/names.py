@@ -1,0 +1,83 @@
+"""Names of classes in a user's data as numbers, and values that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlgm.errors import DataError
+
+
+def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[Any, Any, tuple[str, ...] | None]:
+    """Both parts with targets that are names as class numbers, and the names of the classes; None if they have none.
+
+    Args:
+        parts: "training" and "test", each (inputs, targets).
+        labels: names of the classes; None takes those among the test targets in alphabetical order.
+
+    Raises:
+        DataError: a target is missing or names no class, or only one part has names.
+    """
+    targets = {}
+    for part, pair in parts.items():
+        if isinstance(pair, tuple | list) and len(pair) == 2 and not isinstance(pair[1], torch.Tensor):
+            with suppress(ValueError):  # of unequal rows, which `as_numbers` reports
+                targets[part] = np.asarray(pair[1])
+    texts = {part: y for part, y in targets.items() if _is_text(y)}
+    if labels is None and not texts:
+        return (*parts.values(), None)
+    if labels is None and len(texts) < len(parts):
+        raise DataError(f"{next(iter(texts))} targets are names, those of the other part are not: both must be alike")
+    for part, y in texts.items():
+        if (lost := missing(y)).any():
+            raise DataError(f"{part} targets: {counted(lost, 'target')}: leave these rows out")
+    names = tuple(map(str, labels)) if labels is not None else tuple(sorted({str(one) for one in texts["test"]}))
+    if len(set(names)) < max(len(names), 2):
+        raise DataError(f"labels: must name two or more classes, each once, got {', '.join(names[:8]) or 'none'}")
+    number, made = {name: i for i, name in enumerate(names)}, dict(parts)
+    for part, y in targets.items():
+        if part in texts:
+            unknown = [i for i, one in enumerate(y) if not isinstance(one, str) or one not in number]
+            made[part] = (parts[part][0], np.array([number.get(str(one), 0) for one in y], dtype=np.int64))
+        else:
+            unknown = [i for i, one in enumerate(y.reshape(-1)) if one not in range(len(names))]
+        if unknown:
+            known = "data.labels names" if labels is not None else "the public test part has"
+            raise DataError(
+                f"data.labels: {len(unknown)} {part} targets, the first in row {unknown[0]}, are none of the classes "
+                f"that {known} ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''}): list the names of all "
+                "classes in data.labels (from Python: data={..., 'labels': [...]})"
+            )
+    return made["training"], made["test"], names
+
+
+def missing(values: np.ndarray) -> np.ndarray:
+    """Which values are None, NaN or pandas' NA, bool [n].
+
+    Example:
+        >>> missing(np.array(["a", None, float("nan")], dtype=object)).tolist()
+        [False, True, True]
+    """
+    if values.dtype.kind == "f":
+        return ~np.isfinite(values)
+    if values.dtype != object:
+        return np.zeros(len(values), dtype=bool)
+    return np.array([one is None or type(one).__name__ in ("NAType", "NaTType") or one != one for one in values])
+
+
+def counted(lost: np.ndarray, what: str) -> str:
+    """How many rows have no such value, in words.
+
+    Example:
+        >>> counted(np.array([False, True]), "target")
+        '1 of 2 rows have no target (NaN or empty), first row 1, counted from 0'
+    """
+    return f"{lost.sum()} of {len(lost)} rows have no {what} (NaN or empty), first row {lost.argmax()}, counted from 0"
+
+
+def _is_text(y: np.ndarray) -> bool:
+    return y.ndim == 1 and (y.dtype.kind in "UT" or (y.dtype == object and any(isinstance(one, str) for one in y)))
