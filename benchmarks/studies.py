@@ -55,6 +55,7 @@ ELSEWHERE = {
     "004-table-4": "[LaDP](ladp.md)",
     "004-figure-7": "[attacks](attacks.md)",
     "004-table-10": "[attacks](attacks.md)",
+    "004-figure-6": "data not at hand",
     "layer-wise-deep": "[does `recommend` predict runs?](recommend.md)",
     "layer-wise-bottleneck": "[does `recommend` predict runs?](recommend.md)",
     "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md)",
@@ -132,7 +133,7 @@ def overview(found: Mapping[str, Any]) -> str:
     rows = []
     for name in files.names():
         asked = files.load(name)
-        outcome = "not run here"
+        outcome = "data not at hand" if asked.data else "not run here"
         if name in found:
             outcome = f"[{counted([one.outcome for one in checked(name)]) or 'kept runs'}](#{name})"
         if name in ELSEWHERE:
