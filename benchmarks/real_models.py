@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.kept import Values
 from benchmarks.noise_and_split import WINDOWS
@@ -41,58 +42,72 @@ _CUT: dict[str, Any] = {
     "training.vectorize": "on",
 }
 _ADAM = {"training.optimizer": "adam", "training.lr": 0.01}
-SETTINGS: dict[str, tuple[str, dict[str, Any], list[float]]] = {
-    "adapters": ("text-adapters", _CUT, [0.005, 0.01, 0.02]),
-    "frozen-trunk": (
+
+
+class Setting(NamedTuple):
+    """A model in one federation.
+
+    Attributes:
+        title: its name in the table.
+        recipe: bundled recipe.
+        changes: changes for all rules.
+        rates: searched server learning rates.
+    """
+
+    title: str
+    recipe: str
+    changes: dict[str, Any]
+    rates: list[float]
+
+
+_OPEN = {"rank": 0, "also": ["blocks.2", "norm", "outputs"]}
+SETTINGS = {
+    "adapters": Setting("LoRA of rank 4 on a frozen, public transformer", "text-adapters", _CUT, [0.005, 0.01, 0.02]),
+    "frozen-trunk": Setting(
+        "a frozen, public transformer with its last block open",
         "text-adapters",
-        {
-            **_CUT,
-            "model.adapters": {"rank": 0, "also": ["blocks.2", "norm", "outputs"]},
-            "mechanism.group_by": "module",
-        },
+        {**_CUT, "model.adapters": _OPEN, "mechanism.group_by": "module"},
         [0.0025, 0.005, 0.01],
     ),
-    "embeddings-gru": ("text-gru", {**_CUT, **_ADAM, "model.hidden": 32}, [0.125, 0.25, 0.5, 1.0]),
-    "transformer": ("text-transformer", _CUT, [0.125, 0.25, 0.5, 1.0]),
-}
-"""Recipe, changes for all rules, and searched server learning rates."""
-TITLES = {
-    "adapters": "LoRA of rank 4 on a frozen, public transformer",
-    "frozen-trunk": "a frozen, public transformer with its last block open",
-    "embeddings-gru": "embeddings and GRU, Adam clients",
-    "transformer": "embeddings and transformer, Adam clients",
+    "embeddings-gru": Setting(
+        "embeddings and GRU, Adam clients", "text-gru", {**_CUT, **_ADAM, "model.hidden": 32}, [0.125, 0.25, 0.5, 1.0]
+    ),
+    "transformer": Setting(
+        "embeddings and transformer, Adam clients", "text-transformer", _CUT, [0.125, 0.25, 0.5, 1.0]
+    ),
 }
 
 
-def changes(name: str, base: Path | None) -> dict[str, Any]:
+def changes(setting: Setting, base: Path) -> dict[str, Any]:
     """A setting's changes; those that start from the public base name its file."""
-    recipe, found, _ = SETTINGS[name]
-    return {**found, "model.weights": str(base)} if recipe == "text-adapters" else dict(found)
+    return setting.changes | ({"model.weights": str(base)} if setting.recipe == "text-adapters" else {})
 
 
 def predict(base: Path) -> None:
     """Scores of every setting that has none."""
     values = Values(PREDICTED)
-    for name, (recipe, _, _) in SETTINGS.items():
-        values.get(name, lambda name=name, recipe=recipe: _predicted(recipe, changes(name, base)))  # type: ignore[misc]
+    for name, setting in SETTINGS.items():
+        values.get(name, partial(_predicted, setting, base))
 
 
-def _predicted(recipe: str, found: dict[str, Any]) -> dict[str, float]:
+def _predicted(setting: Setting, base: Path) -> dict[str, float]:
     whole = {"data.name": "bible-kjv-chapters"}  # whose test windows can be read alone
-    advice = recommend(recipe, public="test", overrides=found | whole, examples=CLIENTS * WINDOWS)
+    advice = recommend(
+        setting.recipe, public="test", overrides=changes(setting, base) | whole, examples=CLIENTS * WINDOWS
+    )
     return {rule: round(advice.scores[rule], 4) for rule in RULES if rule in advice.scores}
 
 
 def run(name: str, base: Path, workers: int) -> None:
     """Make or continue one setting's study and keep its outcome."""
-    recipe, _, rates = SETTINGS[name]
+    setting = SETTINGS[name]
     found = study(
-        recipe,
+        setting.recipe,
         grid={"mechanism": [FLAT, *RULES]},
-        search={"federation.server_lr": rates},
+        search={"federation.server_lr": setting.rates},
         seeds=5,
         workers=workers,
-        overrides=changes(name, base),
+        overrides=changes(setting, base),
         folder=Path("runs") / f"real-models-{name}",
     )
     KEPT.mkdir(exist_ok=True)
@@ -103,7 +118,7 @@ def compared() -> str:
     """The page's table: every rule of every setting against flat clipping, in points of accuracy."""
     predicted = json.loads(PREDICTED.read_text(encoding="utf-8"))
     lines = []
-    for name, title in TITLES.items():
+    for name, setting in SETTINGS.items():
         found = Study.read(KEPT / f"{name}.json")
         flat = found.to_frame().query("method == @FLAT")["accuracy"].mean()
         for rule in RULES:
@@ -111,7 +126,7 @@ def compared() -> str:
             score = predicted[name].get(rule)
             lines.append(
                 [
-                    title,
+                    setting.title,
                     f"{100 * flat:.1f}",
                     rule,
                     "-" if score is None else f"{score:.2f}",

@@ -19,6 +19,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,7 @@ def predict() -> None:
     for path, settings in ((PREDICTED, SETTINGS), (SCORED, SCREENED)):
         values = Values(path)
         for name, setting in settings.items():
-            values.get(name, lambda s=setting: _predicted(s))  # type: ignore[misc]
+            values.get(name, partial(_predicted, setting))
 
 
 def _predicted(setting: Setting) -> dict[str, float]:

@@ -107,15 +107,15 @@ def checks(reading: ProbeReading) -> tuple[Check, ...]:
     )
 
 
-def audit_by_probe(subject: Subject, reading: ProbeReading | None = None) -> AuditResult:
-    """Lower bound from the probe alone, or from its reading if it is known; exact if the noise is as planned.
+def audit_by_probe(subject: Subject, reading: ProbeReading) -> AuditResult:
+    """Lower bound from the probe's reading; exact if the noise is as planned.
 
     Example:
-        >>> result = audit_by_probe(Subject.of("snr-consistent", epsilon=1.0))
+        >>> subject = Subject.of("snr-consistent", epsilon=1.0)
+        >>> result = audit_by_probe(subject, probe(subject))
         >>> result.passed, 0.99 < result.epsilon_lower <= result.epsilon_reported
         (True, True)
     """
-    reading = reading or probe(subject)
     return AuditResult(
         subject=subject.name,
         method="probe",

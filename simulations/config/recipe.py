@@ -273,10 +273,9 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
     if raw.keys() - {"name", "run"}:
         merged.pop("title", None)  # it described the other recipe
     for key, value in raw.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = laid_over(key, merged[key], value) if both else value
-        if both:
-            merged[key] = {name: one for name, one in merged[key].items() if not removes(key, name, one)}
+        if isinstance(value, dict) and isinstance(below := merged.get(key), dict):
+            value = {name: one for name, one in laid_over(key, below, value).items() if not removes(key, name, one)}
+        merged[key] = value
     return merged | {"name": raw.get("name", path.stem)}
 
 

@@ -170,11 +170,6 @@ def metrics_at(path: Path, own: Own) -> dict[str, float]:
     return found
 
 
-def plain(value: Any) -> Any:
-    """A frame's value in the form of the grid."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
 def _keys(job: Job) -> dict[str, Any]:
     return {"method": job.method, **{key: _cell(value) for key, value in job.point.items()}}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedlgm.errors import ConfigError
+from fedlgm.privacy.plain import plain_number
 from simulations.config.assembly import Assembly
 from simulations.runs import strict_json
 from simulations.studies import frames
@@ -111,11 +112,11 @@ class RunRecords:
         table = frames.cells(self._frame(self.before.jobs), self.keys, [self.headline])
         chosen = {(job.method, *(repr(job.point.get(key)) for key in self.keys[1:])) for job in self.jobs}
         table["chosen"] = [
-            (row["method"], *(repr(frames.plain(row[key])) for key in self.keys[1:])) in chosen
+            (row["method"], *(repr(plain_number(row[key])) for key in self.keys[1:])) in chosen
             for _, row in table.iterrows()
         ]
         table["edge"] = [
-            ", ".join(search.edges(search.at({key: frames.plain(row[key]) for key in search.axes})))
+            ", ".join(search.edges(search.at({key: plain_number(row[key]) for key in search.axes})))
             for _, row in table.iterrows()
         ]
         return table

@@ -12,10 +12,10 @@ def test_the_page_shows_the_kept_runs() -> None:
 
 
 def test_every_rule_has_five_seeds_and_the_same_search() -> None:
-    for name, (_, _, rates) in real_models.SETTINGS.items():
+    for name, setting in real_models.SETTINGS.items():
         found = Study.read(real_models.KEPT / f"{name}.json")
         searched = found.search.groupby("method")["federation.server_lr"].apply(sorted)
         assert set(searched.index) == {real_models.FLAT, *real_models.RULES}
-        assert all(values == rates for values in searched)
+        assert all(values == setting.rates for values in searched)
         assert (found.search["n"] >= 3).all()
         assert (found.to_frame().groupby("method")["seed"].nunique() == 5).all()

@@ -45,7 +45,7 @@ PACKAGES = [
 
 
 def called_with(wrong: Any, found: Any) -> str:
-    """What a public name says when all arguments that it needs are `wrong`; empty if it takes them."""
+    """The message of a public name all of whose required arguments are `wrong`; empty if it takes them."""
     needed = [p for p in inspect.signature(found).parameters.values() if p.default is p.empty]
     named = {p.name: wrong for p in needed if p.kind is p.KEYWORD_ONLY}
     placed = [wrong for p in needed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

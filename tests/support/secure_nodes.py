@@ -230,7 +230,7 @@ class SecureFederation:
         return server.total(revealed)
 
     def given_to(self, step: str) -> tuple[list[Any], Any]:
-        """What an honest server would give every node at a step, and the answers until then."""
+        """The contents that an honest server would send to every node at a step, and the answers until then."""
         answers = self.whole(until=step)
         return [self._given(answers, step, client) for client in range(NODES)], answers
 
