@@ -53,6 +53,7 @@ ELSEWHERE = {
     "003-table-2": "[i.n.i.d. noise](inid.md)",
     "003-table-3": "[i.n.i.d. noise](inid.md)",
     "004-table-4": "[LaDP](ladp.md)",
+    "004-figure-5": "[LaDP](ladp.md): lower by construction",
     "004-figure-7": "[attacks](attacks.md)",
     "004-table-10": "[attacks](attacks.md)",
     "004-figure-6": "data not at hand",

@@ -15,8 +15,8 @@ from benchmarks import example_level, ladp_overhead, lm_dp_sgd_page, pages
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGES = sorted(RESULTS.rglob("*.md"))
 KEPT = (
-    "adaptive", "audits", "central_allocations", "correlated", "fashion_mnist", "inid", "ladp_constants",
-    "neighbouring_rates", "noise_and_budget", "noise_and_split", "noise_response",
+    "adaptive", "audits", "central_allocations", "correlated", "fashion_mnist", "inid", "ladp_budgets",
+    "ladp_constants", "neighbouring_rates", "noise_and_budget", "noise_and_split", "noise_response",
 )  # fmt: skip
 """Benchmarks whose `--write` measures nothing."""
 NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?"

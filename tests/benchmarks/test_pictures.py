@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from benchmarks import allocations, inid_figures, studies
+from benchmarks import allocations, inid_figures, ladp_budgets, studies
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 DRAWN: dict[str, Callable[[Path], None]] = {
     "allocations.png": lambda path: allocations.draw(json.loads(allocations.KEPT.read_text(encoding="utf-8")), path),
+    "ladp-budgets.png": ladp_budgets.draw,
     **{f"inid-{name}.png": partial(inid_figures.draw, name) for name in inid_figures.FIGURES},
     **{f"studies/{path}": partial(studies.draw, name) for name, path in studies.DRAWN.items()},
 }
