@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from fedlgm.errors import ConfigError
-from fedlgm.noised_by import NoisedBy
+from fedlgm.noised_by import NOISED_BY, NoisedBy
 from fedlgm.privacy.guarantee import Relation
 
 TURNS = ("poisson", "fixed")
@@ -55,7 +55,7 @@ class Rule(NamedTuple):
     Attributes:
         broken: function that says whether settings have the combination.
         right: the right setting; {relation}, {trust}, {sampling} and {cap} stand for the settings' names, {who} for
-            the trust.
+            the trust, {clients} and {server} for the trusts under which clients or the server add the noise.
     """
 
     broken: Callable[[Settings], bool]
@@ -75,12 +75,12 @@ RULES = (
     ),
     Rule(
         lambda run: run.scheme not in TURNS and run.noised_by.uploads_released,
-        "{sampling} = {scheme!r} needs {trust} = 'central'; under {who} trust max_participations counts",
+        "{sampling} = {scheme!r} needs {trust} = {server}; under {who} trust max_participations counts",
     ),
     # A server that adds the noise does not see which client is in a sum, so it cannot count a client's releases.
     Rule(
         lambda run: run.capped and not run.noised_by.uploads_released,
-        "{cap} is for {trust} = 'local' or 'distributed': leave it out here",
+        "{cap} is for {trust} = {clients}: leave it out here",
     ),
     Rule(
         lambda run: run.steps and not run.noised_by.uploads_released,
@@ -122,4 +122,7 @@ def check(run: Settings, names: Mapping[str, str]) -> None:
             called |= names
             who, uncorrelated = run.noised_by.name, run.noised_by.uncorrelated
             about = {"noise": run.noise, "scheme": run.scheme, "who": who, "uncorrelated": uncorrelated}
+            for adder in ("server", "clients"):
+                known = [name for name, one in NOISED_BY.items() if one.uploads_released == (adder == "clients")]
+                about[adder] = " or ".join(map(repr, known))
             raise ConfigError(rule.right.format(**called, **about))
