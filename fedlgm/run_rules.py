@@ -55,7 +55,7 @@ class Rule(NamedTuple):
     Attributes:
         broken: function that says whether settings have the combination.
         right: the right setting; {relation}, {trust}, {sampling} and {cap} stand for the settings' names, {who} for
-            the trust, {clients} and {server} for the trusts under which clients or the server add the noise.
+            the trust, {clients} for the trusts under which the clients add the noise.
     """
 
     broken: Callable[[Settings], bool]
@@ -75,7 +75,7 @@ RULES = (
     ),
     Rule(
         lambda run: run.scheme not in TURNS and run.noised_by.uploads_released,
-        "{sampling} = {scheme!r} needs {trust} = {server}; under {who} trust max_participations counts",
+        "{sampling} = {scheme!r} needs {trust} = 'central'; under {who} trust max_participations counts",
     ),
     # A server that adds the noise does not see which client is in a sum, so it cannot count a client's releases.
     Rule(
@@ -118,11 +118,8 @@ def check(run: Settings, names: Mapping[str, str]) -> None:
     """
     for rule in RULES:
         if rule.broken(run):
-            called = {name: name for name in ("relation", "trust", "sampling")} | {"cap": "max_participations"}
-            called |= names
+            own = {"relation": "relation", "trust": "trust", "sampling": "sampling", "cap": "max_participations"}
             who, uncorrelated = run.noised_by.name, run.noised_by.uncorrelated
             about = {"noise": run.noise, "scheme": run.scheme, "who": who, "uncorrelated": uncorrelated}
-            for adder in ("server", "clients"):
-                known = [name for name, one in NOISED_BY.items() if one.uploads_released == (adder == "clients")]
-                about[adder] = " or ".join(map(repr, known))
-            raise ConfigError(rule.right.format(**called, **about))
+            about["clients"] = " or ".join(repr(name) for name, one in NOISED_BY.items() if one.uploads_released)
+            raise ConfigError(rule.right.format(**{**own, **names, **about}))

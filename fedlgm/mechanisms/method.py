@@ -97,11 +97,10 @@ class Method:
             ConfigError: the cohorts are drawn by another sampling.
         """
         facts, own = self.facts, self.facts.sampling
-        if isinstance(self.mechanism, BoundsExamples):  # the cost rests on the sampling of examples
+        if sampling == own or isinstance(self.mechanism, BoundsExamples):  # whose cost rests on the draws of examples
             return
         # Of noise in shares, the readers' epsilon rests on the cohorts.
-        rests = facts.accounted_rate < 1 or facts.shares is not None or own.separation is not None
-        if rests and sampling != own:
+        if facts.accounted_rate < 1 or facts.shares is not None or own.separation is not None:
             apart = f" with {own.separation} rounds between a client's participations" if own.separation else ""
             raise ConfigError(
                 f"the run's cost rests on {own.scheme} sampling of {own.population:,} participants at rate "
