@@ -176,9 +176,8 @@ def _of_tokens(
     parts: Mapping[str, _Columns], targets: Mapping[str, Any], padding: int
 ) -> dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]]:
     """Inputs and targets of both parts, rows padded on the right to the longest of both."""
-    for name in ("input_ids", "token_type_ids"):
-        if name in parts["train"] and name not in parts["test"]:
-            raise DataError(f"data: 'test' has no column {name!r}, which 'train' has")
+    needed = [name for name in ("input_ids", "token_type_ids") if name in parts["train"]]
+    require_columns(needed, parts["test"], "data: 'test'")
     rows = {part: columns["input_ids"] for part, columns in parts.items()}
     for part, columns in parts.items():
         _check_tokens(columns, part)
