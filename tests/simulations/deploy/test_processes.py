@@ -86,6 +86,11 @@ def test_a_supernode_states_its_id_at_the_head_of_its_log(folder: DeploymentFold
         processes._stop(folder, [role])
 
 
+def test_processes_of_an_earlier_version_are_known(folder: DeploymentFolder) -> None:
+    folder.processes_file.write_text('{"signer": [1, 2.5]}')
+    assert processes._recorded(folder) == {"signer": (1, 2.5, 0)}
+
+
 def test_a_killed_supernode_is_told_from_a_connected_one(
     folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
