@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,9 @@ _SHARES: dict[str, Rule] = {
     "snr-consistent": lambda s, d: np.sqrt(d),  # w = d / s^2: least sum of 1 / SNR
     "max-snr-sum": lambda s, d: np.eye(len(d))[int(np.argmin(d))],  # linear objective: a vertex of the simplex
 }
+
+MECHANISMS: dict[str, Any] = {}
+"""The mechanisms that are no rules, by name; `fedlgm.mechanisms` fills it, and a rule must have another name."""
 
 
 def names() -> tuple[str, ...]:
@@ -61,11 +65,9 @@ def register(name: str, rule: Rule) -> None:
         >>> mechanisms.get("by-size", bound=0.5).bound
         0.5
     """
-    from fedlgm import mechanisms
-
     if not callable(rule):
         raise ConfigError(f"allocation {name!r}: a rule is a function (bounds, sizes) -> shares, got {rule!r}")
-    mechanisms.register_rule(name)
+    enter({**MECHANISMS}, name, rule, "mechanism")
     enter(_SHARES, name, rule, "allocation")
 
 

@@ -50,6 +50,9 @@ RECORD_BYTES = 5 << 20  # of a body in one record, at most: as many as in a part
 # Refusals after which the same question may be asked again.
 TRANSIENT = frozenset({"busy", "slow", "unavailable"})
 
+# Refusals after which a node answers no more questions of a run.
+LASTING = frozenset({"budget-spent", "rolled-back"})
+
 
 def _checked_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", value):

@@ -149,20 +149,33 @@ class NoisedBy:
         """All adversaries, if the guarantee states several epsilons; otherwise none."""
         return ()
 
-    def source(self) -> NoiseSource:
-        """The source of independent noise."""
-        from fedlgm.run_noise import INDEPENDENT
-
-        return INDEPENDENT
+    def source(self) -> NoiseSource | None:
+        """The source of this trust's own noise; None if it is that of `fedlgm.run_noise.Independent`."""
+        return None
 
     def opened(self, total: BoundedSum) -> Tensor:
         """The sum of the clients' replies, in the model's units, [plan.size] float64."""
         return total.total
 
-    def observed(self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend) -> Tensor:
-        """Copy of a contribution (or exact sum) [plan.size] with the noise that the guarantee counts, for audits."""
-        from fedlgm.release import release
+    def observed(
+        self,
+        exact: Tensor,
+        plan: ReleasePlan,
+        keys: KeyRing,
+        round: int,
+        backend: NoiseBackend,
+        release: Callable[..., Tensor],
+    ) -> Tensor:
+        """Copy of a contribution (or exact sum) [plan.size] with the noise that the guarantee counts, for audits.
 
+        Args:
+            exact: the contribution or sum.
+            plan: the plan of its release.
+            keys: the run's keys.
+            round: number, from 1.
+            backend: generator of the noise.
+            release: `fedlgm.release.release`.
+        """
         return release(exact.clone(), plan, keys, round, self.party(0), backend)
 
     def planned(self, plan: ReleasePlan) -> dict[str, float]:

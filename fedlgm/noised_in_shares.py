@@ -228,13 +228,19 @@ class NoisedInShares(NoisedByClients):
 
     def opened(self, total: BoundedSum) -> Tensor:
         """The sum in the model's units; zeros if fewer nodes than the threshold answered, since the round is void."""
-        from fedlgm.integer import IntegerGrid, words
-
-        if total.count < self._shares.threshold or total.plan.size == 0:
+        if total.count < self._shares.threshold:
             return torch.zeros_like(total.total)
-        return torch.from_numpy(IntegerGrid.of(total.plan).opened(words(total.total.numpy())))
+        return _opened(total.total, total.plan)
 
-    def observed(self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend) -> Tensor:
+    def observed(
+        self,
+        exact: Tensor,
+        plan: ReleasePlan,
+        keys: KeyRing,
+        round: int,
+        backend: NoiseBackend,
+        release: Callable[..., Tensor],
+    ) -> Tensor:
         """One node's contribution among honest nodes that contribute only noise."""
         return self._with_noise_of(self._shares.honest, exact, plan, keys, round, backend)
 
@@ -248,15 +254,12 @@ class NoisedInShares(NoisedByClients):
         backend: NoiseBackend = "cpu",
     ) -> Tensor:
         """One node's contribution among some nodes that contribute only noise."""
-        from fedlgm.aggregation import BoundedSum
-
-        total, none = BoundedSum.empty(plan), torch.zeros(plan.size, dtype=torch.float64)
+        total, none = torch.zeros(2, plan.size, dtype=torch.float64)
         bound = keys.derive(exact.cpu().numpy().tobytes()) if keys.secret else keys
         for node in range(nodes):
             own = none.clone() if node else exact.to(none, copy=True)
-            total.merge(self.source().add_(own, plan, bound, round, node, backend), 1, 0)
-        total.count = self._shares.threshold
-        return self.opened(total)
+            total += self.source().add_(own, plan, bound, round, node, backend)
+        return _opened(total, plan)
 
     def adversaries(self, facts: RunFacts) -> tuple[Adversary, ...]:
         """The server, which knows who takes part and its colluders' noise, and readers, who know neither."""
@@ -306,6 +309,13 @@ class NoisedInShares(NoisedByClients):
     def _shares(self) -> Shares:
         assert self.shares is not None, "the trust model as such has no numbers"
         return self.shares
+
+
+def _opened(total: Tensor, plan: ReleasePlan) -> Tensor:
+    """A complete sum in the model's units."""
+    from fedlgm.integer import IntegerGrid, words
+
+    return torch.from_numpy(IntegerGrid.of(plan).opened(words(total.numpy()))) if plan.size else total
 
 
 @lru_cache(maxsize=256)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import PrivacyError
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Unit
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
 
-    from fedlgm.facts import RunFacts, Sampling
+    from fedlgm.facts import RunFacts
     from fedlgm.layers import LayerTable
     from fedlgm.mechanisms import Mechanism
     from fedlgm.plan import ReleasePlan
@@ -69,16 +69,6 @@ class Process:
         """Refuse a mechanism whose rounds cannot be charged this way (see `Mechanism.check_run`)."""
         facts = self.facts
         facts.noised_by.check_costs(mechanism.name, mechanism.costs(layers, facts.rounds))
-
-    def check_cohorts(self, sampling: Sampling) -> None:
-        """Require the run's own sampling if the cost of a round counts on it (ConfigError)."""
-        facts, own = self.facts, self.facts.sampling
-        counted = facts.accounted_rate < 1 or facts.shares is not None  # of shares, readers' epsilon counts on it
-        if counted and sampling != own:
-            raise ConfigError(
-                f"a round's cost rests on {own.scheme} sampling of {own.population:,} participants at rate "
-                f"{own.rate:g}: its sampler must draw by facts.sampling"
-            )
 
     def check(self, plan: ReleasePlan) -> None:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
@@ -171,15 +161,6 @@ class OneMechanism(Process):
     def check_mechanism(self, mechanism: Mechanism, layers: LayerTable) -> None:
         """See `Mechanism.check_run`."""
         mechanism.check_run(layers, self.facts)
-
-    def check_cohorts(self, sampling: Sampling) -> None:
-        """Require the run's own sampling."""
-        own = self.facts.sampling
-        if sampling != own:
-            raise ConfigError(
-                f"the run's cost rests on {own.scheme} sampling with {own.separation} rounds between a client's "
-                "participations: its sampler must draw by facts.sampling"
-            )
 
     def check(self, plan: ReleasePlan) -> None:
         """Require Gaussian noise of at least the calibrated level."""

@@ -89,7 +89,7 @@ def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource:
         PrivacyError: the past of correlated noise is not given.
     """
     if plan.facts.noise is None:
-        return plan.facts.noised_by.source()
+        return plan.facts.noised_by.source() or INDEPENDENT
     if run_noise is None:
         raise PrivacyError("this round's noise follows from that of earlier rounds: pass the run's noise (run_noise)")
     return run_noise

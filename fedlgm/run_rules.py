@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from fedlgm.errors import ConfigError
-from fedlgm.noised_by import NoisedBy
+from fedlgm.noised_by import NOISED_BY, NoisedBy
 from fedlgm.privacy.guarantee import Relation
 
 TURNS = ("poisson", "fixed")
@@ -55,7 +55,7 @@ class Rule(NamedTuple):
     Attributes:
         broken: function that says whether settings have the combination.
         right: the right setting; {relation}, {trust}, {sampling} and {cap} stand for the settings' names, {who} for
-            the trust.
+            the trust, {clients} for the trusts under which the clients add the noise.
     """
 
     broken: Callable[[Settings], bool]
@@ -80,7 +80,7 @@ RULES = (
     # A server that adds the noise does not see which client is in a sum, so it cannot count a client's releases.
     Rule(
         lambda run: run.capped and not run.noised_by.uploads_released,
-        "{cap} is for {trust} = 'local' or 'distributed': leave it out here",
+        "{cap} is for {trust} = {clients}: leave it out here",
     ),
     Rule(
         lambda run: run.steps and not run.noised_by.uploads_released,
@@ -118,8 +118,8 @@ def check(run: Settings, names: Mapping[str, str]) -> None:
     """
     for rule in RULES:
         if rule.broken(run):
-            called = {name: name for name in ("relation", "trust", "sampling")} | {"cap": "max_participations"}
-            called |= names
+            own = {"relation": "relation", "trust": "trust", "sampling": "sampling", "cap": "max_participations"}
             who, uncorrelated = run.noised_by.name, run.noised_by.uncorrelated
             about = {"noise": run.noise, "scheme": run.scheme, "who": who, "uncorrelated": uncorrelated}
-            raise ConfigError(rule.right.format(**called, **about))
+            about["clients"] = " or ".join(repr(name) for name, one in NOISED_BY.items() if one.uploads_released)
+            raise ConfigError(rule.right.format(**{**own, **names, **about}))

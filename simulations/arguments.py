@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlgm.data import DataSet
+from fedlgm.data.division import needs_labels
 from fedlgm.errors import ConfigError
 from fedlgm.extension import shown_name
 from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
 from simulations.config.messages import keys_like
-from simulations.config.overrides import Overrides, override
-from simulations.config.own import Own, divisible, few_sites
+from simulations.config.overrides import Overrides, override, settings
+from simulations.config.own import Own, few_sites
 from simulations.config.recipe import Recipe
 
 _MEASURES = {
@@ -119,9 +122,13 @@ def recipe_of(
         raw.get("run", {}).pop("seed", None)
         if raw["data"]["partition"] == "natural":
             few_sites(raw)
-    override(raw, names)
-    if bundled and not any(name.startswith("data.partition=") for name in names):
-        divisible(raw, own)
-    override(raw, keys)
-    override(raw, overrides)
-    return recipes.validate(raw)
+    for changes in (names, keys, overrides):
+        override(raw, changes)
+    found = recipes.validate(raw)
+    if bundled and isinstance(own.data, DataSet) and needs_labels(found.data.partition):
+        chosen = "data.partition" in dict((*settings(names), *settings(overrides)))
+        if not chosen and not Assembly(found, own).task.labels(own.data.train_y):
+            override(raw, ["data.partition=iid"])
+            override(raw, overrides)  # with its options of a partition, which are then refused
+            return recipes.validate(raw)
+    return found

@@ -127,8 +127,7 @@ class LayerwiseFedAvg(FedAvg):
         self.fraction_evaluate, self.min_evaluate_nodes = 0.0, 0
         if method.layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")
-        if not isinstance(method.mechanism, BoundsExamples):  # whose facts are about the sampling of examples
-            method.facts.process.check_cohorts(sampler.sampling)
+        method.check_cohorts(sampler.sampling)
         if not (nodes.simulated or nodes.test_mode) and not (releaser.keys.secret and sampler.keys.secret):
             raise ConfigError(
                 "run.seed: a server of real nodes refuses a public seed, with which noise and cohorts could be drawn "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from clients.node.policy import Data
 from clients.source import ClientData
 from fedlgm import inputs
+from fedlgm.data import tables
 from fedlgm.data.formats import read_idx
 from fedlgm.errors import DataError
 from fedlgm.tasks import Task
@@ -134,32 +135,11 @@ def _parquet(section: Data, folder: Path) -> tuple[Any, Any]:
     path = folder / section.path
     table = pyarrow.parquet.read_table(path)
     features = section.features or tuple(name for name in table.column_names if name != section.labels)
-    missing = sorted({section.labels, *features} - set(table.column_names))
-    if missing:
-        raise DataError(f"{path} has no column {missing[0]!r}; it has {', '.join(table.column_names)}")
-    return np.concatenate(list(_columns(table, features)), axis=1), table[section.labels].to_numpy()
-
-
-def _columns(table: Any, names: tuple[str, ...]) -> Iterator[np.ndarray]:
-    """Columns as [n, 1], or [n, k] if a column holds lists of k numbers."""
-    for name in names:
-        values = table[name].to_numpy()
-        lists = values.dtype == object
-        try:
-            wide = np.stack([np.asarray(v, np.float32).reshape(-1) for v in values]) if lists else values[:, None]
-        except (TypeError, ValueError):  # text, or lists of several lengths
-            wide = values
-        if wide.dtype.kind not in "fiub":
-            raise DataError(
-                f"data.features: column {name!r} holds {wide.dtype} values, not numbers: convert it, or list only the "
-                "columns to use in data.features"
-            )
-        if lost := int((~np.isfinite(wide).all(axis=1)).sum()):
-            raise DataError(
-                f"data.features: column {name!r} has no finite number in {lost} of {len(wide)} rows: fill the gaps "
-                "with a public figure, or list only the columns to use in data.features"
-            )
-        yield wide.astype(np.float32)
+    tables.require_columns([section.labels, *features], table.column_names, str(path))
+    remedy = "convert it, or list only the columns to use in data.features"
+    columns = [tables.numbers(table[name].to_numpy(), f"data.features: column {name!r}", remedy) for name in features]
+    wide = [column[:, None] if column.ndim == 1 else column for column in columns]
+    return np.concatenate(wide, axis=1).astype(np.float32), table[section.labels].to_numpy()
 
 
 def _loader(section: Data, folder: Path) -> tuple[Any, Any]:

@@ -351,8 +351,6 @@ class Policy(_Section):
             raise Refusal("plan", "a duplicate auxiliary query")
         if plan.bounded_by == "trainer":
             self._admit_steps(plan)
-        elif plan.bounded_by != "aggregator":
-            raise Refusal("privacy", "a plan without bounds on contributions")
         noise, apart = plan.facts.noise, plan.facts.sampling.separation or 1
         if noise is not None and (noise.bands is None or noise.bands > apart):
             raise Refusal(

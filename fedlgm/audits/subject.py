@@ -31,6 +31,7 @@ from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
+from fedlgm.release import release
 from fedlgm.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class World:
 
     def released(self, keys: KeyRing, round: int = 1, backend: NoiseBackend = "cpu") -> Tensor:
         """One release of its sum, through the public path, [plan.size]."""
-        return self.plan.facts.noised_by.observed(self.total, self.plan, keys, round, backend)
+        return self.plan.facts.noised_by.observed(self.total, self.plan, keys, round, backend, release)
 
 
 @dataclass(frozen=True)

@@ -73,15 +73,13 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
     return own
 
 
-def can_divide(scheme: str, data: DataSet) -> bool:
-    """Whether the targets allow a bundled scheme: those that divide by label need integers [n].
+def needs_labels(scheme: str) -> bool:
+    """Whether a scheme is a bundled one that divides by label, which needs integer targets [n].
 
-    >>> x, y = np.zeros((8, 2)), np.arange(8) / 2
-    >>> [can_divide(scheme, DataSet.from_arrays((x, y), (x, y))) for scheme in ("iid", "dirichlet")]
-    [True, False]
+    >>> [needs_labels(scheme) for scheme in ("iid", "dirichlet")]
+    [False, True]
     """
-    labelled = data.train_y.ndim == 1 and np.issubdtype(data.train_y.dtype, np.integer)
-    return labelled or scheme in _WITHOUT_LABELS or scheme not in schemes()
+    return scheme in schemes() and scheme not in _WITHOUT_LABELS
 
 
 def _labels(data: DataSet, scheme: str) -> np.ndarray:
@@ -89,7 +87,7 @@ def _labels(data: DataSet, scheme: str) -> np.ndarray:
     y = data.train_y
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
         return y
-    if not can_divide(scheme, data):
+    if needs_labels(scheme):
         raise ConfigError(
             f"partition scheme {scheme!r} divides by integer labels [n], the targets of {data.name!r} are {y.dtype} "
             f"{y.shape}: use 'iid', 'natural' (with users or clients of the set's own), or a scheme of your own; "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from numbers import Real
 from typing import Any
 
@@ -26,7 +27,7 @@ IGNORED = -100
 _Columns = dict[str, Any]
 
 
-class _Unfit(DataError):
+class Unfit(DataError):
     """A column that is no feature; `fault` says why in a word or two."""
 
     def __init__(self, message: str, fault: str) -> None:
@@ -142,8 +143,7 @@ def _taken(columns: _Columns, name: Any, part: str) -> Any:
     if not isinstance(name, str):
         got = repr(name) if isinstance(name, list) else type(name).__name__
         raise DataError(f"data: a column is named by one text, got {got}; its columns: {_listed(columns)}")
-    if name not in columns:
-        raise DataError(f"data: {part!r} has no column {name!r}; {alternatives(name, columns)}")
+    require_columns([name], columns, f"data: {part!r}")
     return columns.pop(name)
 
 
@@ -176,9 +176,8 @@ def _of_tokens(
     parts: Mapping[str, _Columns], targets: Mapping[str, Any], padding: int
 ) -> dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]]:
     """Inputs and targets of both parts, rows padded on the right to the longest of both."""
-    for name in ("input_ids", "token_type_ids"):
-        if name in parts["train"] and name not in parts["test"]:
-            raise DataError(f"data: 'test' has no column {name!r}, which 'train' has")
+    needed = [name for name in ("input_ids", "token_type_ids") if name in parts["train"]]
+    require_columns(needed, parts["test"], "data: 'test'")
     rows = {part: columns["input_ids"] for part, columns in parts.items()}
     for part, columns in parts.items():
         _check_tokens(columns, part)
@@ -228,17 +227,15 @@ def _features(
     columns: _Columns, names: Sequence[str], part: str, size: int | None = None, channels: int = 3
 ) -> np.ndarray:
     """The columns side by side, [n, k], or a single column of arrays [n, ...]."""
-    lost = [name for name in names if name not in columns]
-    if lost:
-        raise DataError(f"data: {part!r} has no column {lost[0]!r}; {alternatives(lost[0], columns)}")
+    require_columns(names, columns, f"data: {part!r}")
     if not names:
         raise DataError(f"data: {part!r} has no column besides target and user: there are no features")
     found: dict[str, np.ndarray] = {}
-    unfit: list[tuple[str, _Unfit]] = []
+    unfit: list[tuple[str, Unfit]] = []
     for name in names:
         try:
             found[name] = _column(columns[name], name, part, size, channels)
-        except _Unfit as error:
+        except Unfit as error:
             unfit.append((name, error))
     if unfit:
         others = ", ".join(f"{name!r} ({error.fault})" for name, error in unfit[1:])
@@ -255,38 +252,80 @@ def _features(
 
 
 def _column(values: Any, name: str, part: str, size: int | None, channels: int) -> np.ndarray:
-    """A column of numbers as float64 [n], of lists of numbers as [n, ...], of images as float32 [n, C, H, W]."""
+    """A column of images as float32 [n, C, H, W], any other as `numbers` gives it."""
     if len(values) and hasattr(values[0], "convert"):
         found = [fitted(image, size, channels) for image in values]
         if len({image.shape for image in found}) > 1:
             raise DataError(f"data.image_size: images of column {name!r} differ in size: name one, in pixels")
         return np.stack(found)
+    remedy = (
+        "drop it, or convert it (pandas.get_dummies); text needs a tokenizer: "
+        f"data={{..., 'text': {name!r}, 'tokenizer': tokenizer}}"
+    )
+    return numbers(values, f"data: column {name!r} of {part!r}", remedy)
+
+
+def require_columns(names: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Refuse columns that a table does not have.
+
+    Args:
+        names: the columns.
+        known: the table's columns.
+        where: the table, for the message.
+
+    Raises:
+        DataError: a column is missing.
+
+    Example:
+        >>> require_columns(["agee"], ["age", "dose"], "scans.parquet")
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.DataError: scans.parquet has no column 'agee'; did you mean 'age'?
+    """
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise DataError(f"{where} has no column {name!r}; {alternatives(name, known)}")
+
+
+def numbers(values: Any, column: str, remedy: str) -> np.ndarray:
+    """A column of numbers as float64 [n], or of lists of numbers as [n, ...].
+
+    Args:
+        values: the column.
+        column: the column, for messages, which hold none of its values.
+        remedy: what to do with values that are not numbers, for the message.
+
+    Raises:
+        Unfit: the column holds something else, or gaps.
+
+    Example:
+        >>> numbers(["a-1", "a-2"], "column 'site'", "drop it")
+        Traceback (most recent call last):
+            ...
+        fedlgm.data.tables.Unfit: column 'site' holds text, not numbers: drop it
+    """
     try:
         lists = len(values) and isinstance(values[0], (list, np.ndarray))
         array = np.asarray([np.asarray(row) for row in values] if lists else values)
     except ValueError as error:
-        raise _Unfit(f"data: column {name!r} of {part!r} holds lists of unequal length", "lists") from error
-    if array.dtype == object and all(isinstance(one, Real) for one in array.flat):
+        raise Unfit(f"{column} holds lists of unequal length", "lists") from error
+    if array.dtype == object and all(isinstance(one, Real | Decimal | None) for one in array.flat):
         array = array.astype(np.float64)
     if array.dtype.kind in "mM":
-        raise _Unfit(
-            f"data: column {name!r} of {part!r} holds dates or times, not numbers: give days since a public date, as "
-            "(column - date).dt.days",
+        raise Unfit(
+            f"{column} holds dates or times, not numbers: give days since a public date, as (column - date).dt.days",
             "dates",
         )
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
         kind = "text" if len(values) and isinstance(values[0], str) else f"values of type {array.dtype}"
-        raise _Unfit(
-            f"data: column {name!r} of {part!r} holds {kind}, not numbers: drop it, or convert it "
-            f"(pandas.get_dummies); text needs a tokenizer: data={{..., 'text': {name!r}, 'tokenizer': tokenizer}}",
-            kind,
-        )
-    numbers = array.astype(np.float64)
-    lost = np.flatnonzero(~np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim))))
+        raise Unfit(f"{column} holds {kind}, not numbers: {remedy}", kind)
+    found = array.astype(np.float64)
+    lost = np.flatnonzero(~np.isfinite(found).all(axis=tuple(range(1, found.ndim))))
     if len(lost):
-        raise _Unfit(
-            f"data: column {name!r} of {part!r} has no finite number in {len(lost)} of {len(numbers)} rows, first in "
-            f"row {lost[0]}, counted from 0: fill the gaps with a public figure, or leave the column out",
+        raise Unfit(
+            f"{column} has no finite number in {len(lost)} of {len(found)} rows, first in row {lost[0]}, counted from "
+            "0: fill the gaps with a public figure, or leave the column out",
             f"gaps in {len(lost)} rows",
         )
-    return numbers
+    return found

@@ -42,7 +42,10 @@ _PAPERS = {
     "adapldp": "fedlgm.papers.ladp.adapldp:AdapLDP",
 }
 """Mechanisms that only one paper's tables need. They are imported on first use, and all of them protect clients."""
-_REGISTRY: dict[str, Mapping[str, type[Mechanism] | str]] = {}
+_Variants = Mapping[str, type[Mechanism] | str]
+_REGISTRY: dict[str, _Variants] = allocation.MECHANISMS
+_RULE: _Variants = {"sound": LayerwiseGaussian, "published": PublishedMedClip}
+"""Variants of a mechanism that is an allocation rule."""
 
 
 @named_arguments
@@ -69,17 +72,19 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
             raise ConfigError(f"a mechanism is a class derived from fedlgm.Mechanism, got {known!r}")
         if known.unit == "example" and not issubclass(known, BoundsExamples):
             raise ConfigError(f"a mechanism of unit 'example' must also be derived from BoundsExamples, got {known!r}")
-    entry: Mapping[str, type[Mechanism] | str] = {"sound": kind, **({"published": published} if published else {})}
-    enter(_REGISTRY, name, entry, "mechanism")
+    _enter(name, {"sound": kind, **({"published": published} if published else {})})
 
 
-def register_rule(name: str) -> None:
-    """Register an allocation rule as a mechanism of the same name; `fedlgm.allocation.register` calls this."""
-    register(name, LayerwiseGaussian, PublishedMedClip)
+def _enter(name: str, entry: _Variants) -> None:
+    enter(_known(), name, entry, "mechanism")
+    _REGISTRY[name] = entry
 
 
-for _name in allocation.names():
-    register_rule(_name)
+def _known() -> dict[str, _Variants]:
+    """All mechanisms by name; every allocation rule is one."""
+    return dict.fromkeys(allocation.names(), _RULE) | _REGISTRY
+
+
 for _name in group_noise.names():
     register(_name, group_noise.GroupNoise)
 register("gaussian", FlatGaussian)
@@ -87,8 +92,9 @@ register("adaptive", AdaptiveAllocation)
 register("alternate", Alternate)
 register("layer-vote", VotedLayers)
 register("none", NoPrivacy)
-_REGISTRY["ladp"] = {"sound": LaDP, "published": "fedlgm.papers.ladp.published:PublishedLaDP"}
-_REGISTRY |= {name: {"sound": reference} for name, reference in _PAPERS.items()}
+_enter("ladp", {"sound": LaDP, "published": "fedlgm.papers.ladp.published:PublishedLaDP"})
+for _name, _reference in _PAPERS.items():
+    _enter(_name, {"sound": _reference})
 register("dp-sgd", DPSGD, PublishedDPSGD)
 register("auto-s", NormalisedSGD)
 register("dp-psac", PSACSGD)
@@ -106,7 +112,7 @@ def names(unit: Unit | None = "client") -> tuple[str, ...]:
         >>> "dp-sgd" in names(), "dp-sgd" in names("example")
         (False, True)
     """
-    return tuple(name for name in _REGISTRY if unit in (None, "client" if name in _PAPERS else unit_of(name)))
+    return tuple(name for name in _known() if unit in (None, "client" if name in _PAPERS else unit_of(name)))
 
 
 def is_private(name: str) -> bool:
@@ -189,14 +195,15 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
     return kind
 
 
-def _variants(name: str) -> Mapping[str, type[Mechanism] | str]:
+def _variants(name: str) -> _Variants:
     if is_reference(name):
         return {"sound": name}
-    if not isinstance(name, str) or name not in _REGISTRY:
+    known = _known()
+    if not isinstance(name, str) or name not in known:
         raise ConfigError(
-            f"unknown mechanism {name!r}; {alternatives(name, _REGISTRY, 'your own as package.module:Class')}"
+            f"unknown mechanism {name!r}; {alternatives(name, known, 'your own as package.module:Class')}"
         )
-    return _REGISTRY[name]
+    return known[name]
 
 
 __all__ = [

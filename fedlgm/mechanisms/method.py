@@ -13,9 +13,9 @@ from torch import nn
 
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension import is_bundled, named_arguments
-from fedlgm.facts import RunFacts
+from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.transcript import Transcript
 
@@ -89,6 +89,23 @@ class Method:
             if by is not None:
                 return cls(mechanism, layers, by(mechanism, facts))
             return cls(mechanism, layers, facts.with_multiplier(mechanism.calibrate(facts)))
+
+    def check_cohorts(self, sampling: Sampling) -> None:
+        """Require the run's own sampling of clients if its cost rests on that.
+
+        Raises:
+            ConfigError: the cohorts are drawn by another sampling.
+        """
+        facts, own = self.facts, self.facts.sampling
+        if sampling == own or isinstance(self.mechanism, BoundsExamples):  # whose cost rests on the draws of examples
+            return
+        # Of noise in shares, the readers' epsilon rests on the cohorts.
+        if facts.accounted_rate < 1 or facts.shares is not None or own.separation is not None:
+            apart = f" with {own.separation} rounds between a client's participations" if own.separation else ""
+            raise ConfigError(
+                f"the run's cost rests on {own.scheme} sampling of {own.population:,} participants at rate "
+                f"{own.rate:g}{apart}: its sampler must draw by facts.sampling"
+            )
 
     def plan(self, transcript: Transcript) -> ReleasePlan:
         """The next round's release; pure. The plan states its position in the run if its cost and noise depend on it.

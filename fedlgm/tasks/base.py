@@ -79,6 +79,14 @@ class Task(ABC):
         require_finite(y, part)
         return y
 
+    def labels(self, y: np.ndarray) -> bool:
+        """Whether targets that the task makes of these are integer labels [n], by which a set can be divided.
+
+        Args:
+            y: targets of the data set, which are not read.
+        """
+        return y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
+
     def outputs(self, data: DataSet) -> int | None:
         """Number of outputs per example that a model needs; None if the data do not give it."""
         return data.classes

@@ -41,6 +41,10 @@ class Classification(Task):
         """See `Task`."""
         return class_targets(y, part, self.name, "class")
 
+    def labels(self, y: np.ndarray) -> bool:
+        """See `Task`: other numbers become whole ones, or are refused."""
+        return y.ndim == 1
+
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
         """See `Task`."""
         if outputs.shape[:1] + outputs.shape[2:] != targets.shape or outputs.ndim < 2:

@@ -31,6 +31,10 @@ class RealTargets(Task):
         require_finite(y, part)
         return y.astype(np.float32, copy=False)
 
+    def labels(self, y: np.ndarray) -> bool:
+        """See `Task`: targets become real."""
+        return False
+
     def outputs(self, data: DataSet) -> int:
         """See `Task`."""
         return math.prod(data.train_y.shape[1:])

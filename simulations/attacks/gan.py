@@ -140,7 +140,7 @@ def attack(
 
     with tempfile.TemporaryDirectory() as scratch:
         trained = train(
-            federation, Path(scratch) / "run", grid=lambda app: _Watched(app, curious.observe), progress=on_round
+            federation, Path(scratch) / "run", grid=lambda one: _Watched.of(one, curious.observe), progress=on_round
         )
     curious.observe(assembly.layers.flatten(trained.module))
     samples = curious.samples(len(private))

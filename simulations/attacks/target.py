@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from clients import AnyClient
+from clients import AnyClient, LayerwiseClient
 from fedlgm import data
 from fedlgm.attacks.lira import random_halves
 from fedlgm.data import DataSet, Partition
@@ -204,7 +203,7 @@ def train(
     assembly: Assembly,
     run_dir: Path,
     *,
-    grid: Callable[[ClientApp], LocalGrid] = LocalGrid,
+    grid: Callable[[LayerwiseClient], LocalGrid] = LocalGrid.of,
     progress: OnRound | None = None,
 ) -> Trained:
     """Run the assembly's federation in this process, in a new run folder.
@@ -212,12 +211,12 @@ def train(
     Args:
         assembly: the federation; `with_data` gives it other data than its recipe's.
         run_dir: folder to create.
-        grid: grid that delivers the messages.
+        grid: function that makes the grid of a client object.
         progress: called with each round's metrics row.
     """
     folder = new_folder.create(run_dir, assembly.recipe)
     keys, _ = folder.keys(assembly.recipe.run.seed)
-    result = serve(grid(assembly.client(keys, AnyClient()).as_app(ClientApp())), assembly, folder, "local", progress)
+    result = serve(grid(assembly.client(keys, AnyClient())), assembly, folder, "local", progress)
     return Trained(folder.checkpoints.into(assembly.module(), assembly.layers), result)
 
 

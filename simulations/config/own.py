@@ -11,9 +11,8 @@ import numpy as np
 from torch import nn
 
 from fedlgm import data as data_sets
-from fedlgm import mechanisms, tasks
+from fedlgm import mechanisms
 from fedlgm.data import DataSet, Partition
-from fedlgm.data.division import can_divide
 from fedlgm.errors import ConfigError
 from fedlgm.extension import object_name
 from fedlgm.layers import LayerTable
@@ -22,8 +21,7 @@ from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.tasks.own_figures import Evaluate
 from fedlgm.tasks.set_metrics import Metric, checked
 from simulations.config.fingerprints import array_digest, fixed_digest, module_digest, object_digest
-from simulations.config.named_sections import READING, TaskSection
-from simulations.config.overrides import override
+from simulations.config.named_sections import READING
 
 _OF_BUNDLED = ("dir", *READING)
 """Keys of [data] for a bundled set's examples, independently of the clients that hold them."""
@@ -155,19 +153,6 @@ def few_sites(raw: dict[str, Any]) -> None:
     if 1 < federation["clients"] < FEW_SITES and federation.get("sampling", "poisson") == "poisson":
         federation.pop("cohort", None)
         federation["rate"] = 1.0
-
-
-def divisible(raw: dict[str, Any], own: Own) -> None:
-    """Divide own data at random if their targets are no labels, in the plain values of a bundled recipe."""
-    if not isinstance(own.data, DataSet) or own.partition is not None:
-        return
-    try:
-        task = TaskSection(**raw.get("task", {})).build() if own.task is None else tasks.get(own.task)
-        divided = can_divide(raw["data"]["partition"], task.prepare(own.data))
-    except Exception:  # the run's checks report what is wrong with the task or the targets
-        return
-    if not divided:
-        override(raw, ["data.partition=iid"])
 
 
 def _clients_of(data: Any) -> int | None:

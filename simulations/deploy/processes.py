@@ -28,6 +28,8 @@ _STILL_CONNECTED = "[code: 2004]"
 """Line for a SuperNode that the SuperLink considers connected, as it does for half a minute after a kill."""
 _AGAIN_S = 2.0
 _ID = "SuperNode ID:"
+_HEAD = 1 << 20
+"""Bytes of a SuperNode's log, from its last start on, among which it states its id."""
 
 
 def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
@@ -38,7 +40,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     """
     settings, flower = folder.settings(), Flower(folder)
     running = _running(folder)
-    started: dict[str, int] = {}  # role: where its log began
+    started: list[str] = []
     try:
         if "superlink" not in running:
             end(started_under(folder.flower_home))  # ServerApps of a SuperLink that died: they still hold their runs
@@ -100,7 +102,7 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
     nodes: list[NodeStatus] = []
     for node in settings.nodes:
         answer = hello(folder, node.name)
-        entry = listed.get(_node_id(folder, node.name), {})
+        entry = listed.get(_node_id(folder, f"{node.name}-supernode"), {})
         online = is_online(entry) if entry else None
         since = entry.get("online-at" if online else "offline-at")
         nodes.append(
@@ -148,19 +150,20 @@ def _run(path: Path) -> RunState:
     return {"run": path.name, "rounds": len(run.rows()), "finished": result is not None}
 
 
-def _start(folder: DeploymentFolder, role: str, running: dict[str, psutil.Process], started: dict[str, int]) -> None:
+def _start(folder: DeploymentFolder, role: str, running: dict[str, psutil.Process], started: list[str]) -> None:
     if role in running:
         return
     folder.logs.mkdir(exist_ok=True)
     with (folder.logs / f"{role}.log").open("ab") as log:
-        started[role] = log.tell()
+        started.append(role)
+        since = log.tell()
         process = subprocess.Popen(
             [str(_script(folder, role))], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env=environment(None),
         )  # fmt: skip
     born = psutil.Process(process.pid).create_time()
-    recorded = {name: pair for name, pair in _recorded(folder).items() if name != role}
-    write_durably(folder.processes_file, json.dumps(recorded | {role: [process.pid, born]}).encode())
+    recorded = _recorded(folder) | {role: (process.pid, born, since)}
+    write_durably(folder.processes_file, json.dumps(recorded).encode())
 
 
 def _script(folder: DeploymentFolder, role: str) -> Path:
@@ -177,7 +180,7 @@ def _script(folder: DeploymentFolder, role: str) -> Path:
 def _wait(
     folder: DeploymentFolder,
     found: Iterable[str],
-    started: dict[str, int],
+    started: list[str],
     what: str,
     ready: Callable[[], bool],
     every: float = 0.1,
@@ -188,8 +191,8 @@ def _wait(
         running = _running(folder)
         for role in [one for one in dict.fromkeys((*found, *started)) if one not in running]:
             if role in started:  # another role was found running, but was about to end
-                if not role.endswith("-supernode") or _STILL_CONNECTED not in _said(folder, role, started[role]):
-                    said = tail(_said(folder, role, 0))
+                if not role.endswith("-supernode") or _STILL_CONNECTED not in _said(folder, role):
+                    said = tail(_said(folder, role))
                     last = said.rpartition("\n")[2]  # of fedlgm's own processes
                     raise RunError(f"{role} ended:" + (f" {last[7:]}" if last.startswith("error: ") else f"\n{said}"))
                 time.sleep(_AGAIN_S)
@@ -199,17 +202,17 @@ def _wait(
         time.sleep(every)
 
 
-def _recorded(folder: DeploymentFolder) -> dict[str, tuple[int, float]]:
+def _recorded(folder: DeploymentFolder) -> dict[str, tuple[int, float, int]]:
+    """Role -> process, time of its start, and length of its log at that time."""
     if not folder.processes_file.is_file():
         return {}
-    return {
-        role: (int(pid), float(born)) for role, (pid, born) in json.loads(folder.processes_file.read_text()).items()
-    }
+    found = json.loads(folder.processes_file.read_text())
+    return {role: (int(pid), float(born), sum(since)) for role, (pid, born, *since) in found.items()}
 
 
 def _running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
     found = {}
-    for role, (pid, born) in _recorded(folder).items():
+    for role, (pid, born, _) in _recorded(folder).items():
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             if abs(process.create_time() - born) < 0.01 and process.status() != psutil.STATUS_ZOMBIE:
@@ -226,24 +229,23 @@ def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
         family |= started_under(folder.flower_home)
     end(supernodes)
     end(family)
-    kept = {role: pair for role, pair in _recorded(folder).items() if role not in roles}
+    kept = {role: known for role, known in _recorded(folder).items() if role not in roles}
     write_durably(folder.processes_file, json.dumps(kept).encode())
     return len(family)
 
 
-def _all_know_their_id(folder: DeploymentFolder, started: dict[str, int]) -> bool:
-    return all(_ID in _said(folder, role, since) for role, since in started.items() if role.endswith("-supernode"))
+def _all_know_their_id(folder: DeploymentFolder, started: list[str]) -> bool:
+    return all(_node_id(folder, role) for role in started if role.endswith("-supernode"))
 
 
-def _node_id(folder: DeploymentFolder, name: str) -> str:
+def _node_id(folder: DeploymentFolder, role: str) -> str:
     """Flower's id of a node, which its SuperNode on this machine has logged; empty if it has not."""
-    role = f"{name}-supernode"
-    found = re.findall(rf"{_ID} (\d+)", _said(folder, role, 0)) if (folder.logs / f"{role}.log").is_file() else []
+    found = re.findall(rf"{_ID} (\d+)", _said(folder, role, _HEAD)) if (folder.logs / f"{role}.log").is_file() else []
     return str(found[-1]) if found else ""
 
 
-def _said(folder: DeploymentFolder, role: str, since: int) -> str:
-    """Output of a process from byte `since` of its log on, where its last start begins."""
+def _said(folder: DeploymentFolder, role: str, most: int = -1) -> str:
+    """Output of a process since its last start: the first `most` bytes, or all of it."""
     with (folder.logs / f"{role}.log").open("rb") as log:
-        log.seek(since)
-        return log.read().decode("utf-8", errors="replace")
+        log.seek(_recorded(folder).get(role, (0, 0.0, 0))[2])
+        return log.read(most).decode("utf-8", errors="replace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -26,9 +26,14 @@ class LocalGrid(WorkerGrid):
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
     @classmethod
-    def of(cls, client: LayerwiseClient) -> LocalGrid:
-        """The grid of one client object, whose exceptions reach the caller unchanged."""
-        return cls(client.as_app(ClientApp()))
+    def of(cls, client: LayerwiseClient, *more: Any) -> LocalGrid:
+        """The grid of one client object, whose exceptions reach the caller unchanged.
+
+        Args:
+            client: the client object.
+            more: further arguments of the class.
+        """
+        return cls(client.as_app(ClientApp()), *more)
 
     def deliver(self, messages: list[Message]) -> Iterator[Message]:
         """See `WorkerGrid.deliver`."""

@@ -12,9 +12,10 @@ from fedlgm.node_protocol import Position, Question
 from fedlgm.plan import ReleasePlan
 from strategies.node.enrolment import Enrolment
 from strategies.node.ledger_positions import LedgerPositions
+from strategies.node.round import Problem
 from strategies.replies import bounded
 
-_UNSIGNED = "its answer was not signed by its enrolled service, or answers another question"
+_UNSIGNED = Problem("its answer was not signed by its enrolled service, or answers another question")
 
 
 class AnswerCheck:
@@ -45,16 +46,16 @@ class AnswerCheck:
         """The plan of a question."""
         return ReleasePlan.from_json(self._layers, question.plan)
 
-    def said(self, step: str, question: Question, header: dict[str, Any], body: bytes) -> str:
-        """The reason why an answer without numbers to a step of a secure sum is rejected; empty if it counts."""
+    def said(self, step: str, question: Question, header: dict[str, Any], body: bytes) -> Problem | None:
+        """The problem of an answer without numbers to a step of a secure sum; None if it counts."""
         signature = str(header.pop("signature", ""))
         signed = protocol.verify(self._keys[question.client], signature, step, protocol.canonical(header))
         if not signed or header.get("question") != question.digest or not isinstance(header.get("said"), dict):
             return _UNSIGNED
-        return ""
+        return None
 
-    def problem(self, question: Question, header: dict[str, Any], body: bytes) -> str:
-        """The reason why an answer is rejected; empty if it counts, and its ledger's position is then stored.
+    def problem(self, question: Question, header: dict[str, Any], body: bytes) -> Problem | None:
+        """The problem of an answer; None if it counts. The position of a ledger without a problem is stored.
 
         Args:
             question: the question.
@@ -63,29 +64,31 @@ class AnswerCheck:
         """
         key, seq, position = self._keys[question.client], header.get("seq"), Position.of(header.get("position"))
         if not body or type(seq) is not int or position is None:
-            return "its answer is incomplete"
+            return Problem("its answer is incomplete")
         signature = str(header.get("signature"))
         fields = protocol.answer_fields(question.digest, question.client, seq, protocol.sha256(body), position)
         if not protocol.verify(key, signature, *fields):
             return _UNSIGNED
         if not position.valid(key):
-            return "its ledger's position was not signed by its enrolled service"
+            return Problem("its ledger's position was not signed by its enrolled service", lasting=True)
         if position.seq < seq:
-            return f"its ledger is older than its answer: {position.seq} releases, the answer is release {seq}"
+            why = f"its ledger is older than its answer: {position.seq} releases, the answer is release {seq}"
+            return Problem(why, lasting=True)
         if position.test != self._test:
-            return "it is a node for tests: its noise is known" if position.test else "it is no node for tests"
+            why = "it is a node for tests: its noise is known" if position.test else "it is no node for tests"
+            return Problem(why)
         plan = self.plan(question)
         try:
             values = protocol.vector(body, plan.facts.noised_by.numbers)
         except RunError as error:
-            return f"its answer cannot be read: {error}"
+            return Problem(f"its answer cannot be read: {error}")
         if values.shape != (plan.size,):
-            return f"its answer has {values.size} numbers where the plan releases {plan.size}"
-        if problem := self._positions.problem(question.client, position):
-            return problem
+            return Problem(f"its answer has {values.size} numbers where the plan releases {plan.size}")
+        if why := self._positions.problem(question.client, position):
+            return Problem(why, lasting=True)
         self._positions.put(question.client, position)
         try:
             bounded(values, plan)
         except PrivacyError as error:
-            return f"its answer was rejected: {error}"
-        return ""
+            return Problem(f"its answer was rejected: {error}")
+        return None

@@ -11,7 +11,7 @@ from flwr.app import Message
 
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
-from fedlgm.node_protocol import TRANSIENT, printable
+from fedlgm.node_protocol import LASTING, TRANSIENT, printable
 from strategies.node.enrolment import Enrolment
 from strategies.node.greetings import Greetings
 from strategies.node.link import NodeLink, body_of, header_of
@@ -184,9 +184,10 @@ class Polling:
             return
         body = body_of(reply, key)
         problem = one.check(header, body)
-        if problem:
-            one.lost = problem
-            self._excluded |= {one.client: problem} if "ledger" in problem else {}
+        if problem is not None:
+            one.lost = problem.why
+            if problem.lasting:
+                self.exclude(one.client, problem.why)
             return
         one.answer, one.body = header, body
         self._down.pop(one.client, None)
@@ -199,8 +200,8 @@ class Polling:
             return
         one.lost, about, one.refused = f"refused ({code}): {why}", header.get("about"), True
         one.accused = about if type(about) is int else None
-        if code in ("budget-spent", "rolled-back"):
-            self._excluded[one.client] = one.lost
+        if code in LASTING:
+            self.exclude(one.client, one.lost)
 
     def _retry(self, one: Asked, why: str, now: float) -> None:
         one.next_try, one.why_down = now + _LOOK_S, why

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import Message
 
@@ -37,6 +37,18 @@ class Patience:
     tell_seconds: float = 10.0
 
 
+class Problem(NamedTuple):
+    """The reason why an answer does not count.
+
+    Attributes:
+        why: the reason in words.
+        lasting: whether the node's later answers in this run do not count either, because of its ledger.
+    """
+
+    why: str
+    lasting: bool = False
+
+
 @dataclass
 class Asked:
     """One client's part of a round.
@@ -46,7 +58,7 @@ class Asked:
         question: the question to its node.
         header: the question's signed header.
         model: the question's body.
-        check: function of header and body that gives the reason why an answer does not count; empty if it counts.
+        check: function of header and body that returns the problem of an answer; None if it counts.
         step: step of a secure sum, if it is one.
         keys: message id -> mask, for messages that may still be answered.
         answer: header of the accepted answer.
@@ -64,7 +76,7 @@ class Asked:
     question: Question
     header: dict[str, Any]
     model: bytes
-    check: Callable[[dict[str, Any], bytes], str]
+    check: Callable[[dict[str, Any], bytes], Problem | None]
     step: str = ""
     keys: dict[str, int] = field(default_factory=dict)
     answer: dict[str, Any] | None = None

@@ -184,9 +184,14 @@ def test_a_rule_whose_shares_are_no_shares_is_refused(rule, wrong):
 
 @pytest.mark.usefixtures("own_rules")
 def test_names_that_are_taken_and_what_is_no_rule_are_refused():
+    from fedlgm import mechanisms
+
     with pytest.raises(ConfigError, match="'uniform' already"):
         allocation.register("uniform", cubed)
     with pytest.raises(ConfigError, match="'gaussian' already"):
         allocation.register("gaussian", cubed)
     with pytest.raises(ConfigError, match="a rule is a function"):
         allocation.register("three", 3)
+    allocation.register("cubed", cubed)
+    with pytest.raises(ConfigError, match="'cubed' already"):
+        mechanisms.register("cubed", mechanisms.AdaptiveAllocation)

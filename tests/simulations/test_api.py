@@ -76,6 +76,8 @@ def test_targets_that_are_no_labels_are_divided_at_random_unless_the_caller_says
         (real, [*regression, "data.partition=dirichlet"], (), "dirichlet"),
         (classes, (), (), "dirichlet"),
         (classes, regression, (), "iid"),  # the task makes them real
+        (real, (), {"task.name": "regression"}, "iid"),
+        (real, (), {"task.name": "regression", "data.partition": "dirichlet"}, "dirichlet"),
     ):
         found = recipe_of(None, own_of({"data": data}), list(texts), overrides)
         assert found.data.partition == expected, (texts, overrides)

@@ -147,7 +147,7 @@ def test_what_is_charged_is_the_run(federate, sampling):
 def test_cohorts_by_another_schema_are_refused(federate, other):
     made = federate(zeros, SIZES, noise=BANDED, sampling=CYCLE, multiplier=2.0, rounds=ROUNDS).strategy
     parts = made.method, made.transcript, CohortSampler(other, KeyRing(0)), made.optimizer, made.releaser, made.nodes
-    with pytest.raises(ConfigError, match=r"cyclic sampling with 4 rounds .* must draw by facts.sampling"):
+    with pytest.raises(ConfigError, match=r"cyclic sampling of 40 .* with 4 rounds .* must draw by facts.sampling"):
         LayerwiseFedAvg(*parts)
 
 

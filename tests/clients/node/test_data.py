@@ -95,10 +95,15 @@ def test_parquet(tmp_path):
 @pytest.mark.parametrize(
     ("column", "words"),
     [
-        (["a-1", "a-2"], "column 'more' holds object values, not numbers: convert it, or list only"),
-        (np.array(["2026-01-01", "2026-01-02"], "datetime64[ns]"), "column 'more' holds datetime64.* not numbers"),
-        ([[1.0], [1.0, 2.0]], "column 'more' holds object values"),
-        ([1.0, None], "column 'more' has no finite number in 1 of 2 rows: fill the gaps"),
+        (["a-1", "a-2"], "column 'more' holds text, not numbers: convert it, or list only"),
+        (["1.5", "2.5"], "column 'more' holds text, not numbers"),
+        (np.array(["2026-01-01", "2026-01-02"], "datetime64[ns]"), "column 'more' holds dates or times, not numbers"),
+        ([[1.0], [1.0, 2.0]], "column 'more' holds lists of unequal length"),
+        (
+            [1.0, None],
+            "column 'more' has no finite number in 1 of 2 rows, first in row 1, counted from 0: fill the gaps",
+        ),
+        ([True, None], "column 'more' has no finite number in 1 of 2 rows"),
     ],
 )
 def test_a_parquet_column_that_is_no_feature_is_named(tmp_path, column, words):

@@ -27,15 +27,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentFolder:
 
 def test_what_was_about_to_end_when_it_was_found_running_is_started(folder: DeploymentFolder) -> None:
     """A service that was killed a moment before `up` looked; `up` waited five minutes for it."""
-    started: dict[str, int] = {}
-    processes._start(folder, "node0-service", {}, {})
+    started: list[str] = []
+    processes._start(folder, "node0-service", {}, [])
     found = processes._running(folder)
     first = found["node0-service"]
     first.kill()
     psutil.wait_procs([first], timeout=10)
     try:
         processes._wait(folder, found, started, "the service", lambda: "node0-service" in processes._running(folder))
-        assert list(started) == ["node0-service"]
+        assert started == ["node0-service"]
         assert processes._running(folder)["node0-service"].pid != first.pid
     finally:
         processes._stop(folder, ["node0-service"])
@@ -43,7 +43,7 @@ def test_what_was_about_to_end_when_it_was_found_running_is_started(folder: Depl
 
 
 def test_what_was_started_here_and_ended_is_an_error(folder: DeploymentFolder) -> None:
-    started: dict[str, int] = {}
+    started: list[str] = []
     processes._start(folder, "node0-service", {}, started)
     processes._running(folder)["node0-service"].kill()
     (folder.logs / "node0-service.log").write_text("started\nerror: there is no data\n")
@@ -70,6 +70,25 @@ def test_a_port_that_another_program_has_is_named_before_anything_starts(
         with pytest.raises(RunError, match=rf"^port {taken} of 127\.0\.0\.1, which {role} needs, is in use by another"):
             processes.up(folder)
     assert not folder.processes_file.exists() or json.loads(folder.processes_file.read_text()) == {}
+
+
+def test_a_supernode_states_its_id_at_the_head_of_its_log(folder: DeploymentFolder) -> None:
+    """`status` read logs of hundreds of megabytes, and believed what a round wrote into them."""
+    log, role = folder.logs / "node0-supernode.log", "node0-supernode"
+    folder.logs.mkdir()
+    log.write_text("INFO : SuperNode ID: 6\n")
+    processes._start(folder, role, {}, [])
+    try:
+        with log.open("a") as end:
+            end.write("INFO : SuperNode ID: 7\n" + "INFO : a round\n" * 100_000 + "INFO : SuperNode ID: 666\n")
+        assert processes._node_id(folder, role) == "7"
+    finally:
+        processes._stop(folder, [role])
+
+
+def test_processes_of_an_earlier_version_are_known(folder: DeploymentFolder) -> None:
+    folder.processes_file.write_text('{"signer": [1, 2.5]}')
+    assert processes._recorded(folder) == {"signer": (1, 2.5, 0)}
 
 
 def test_a_killed_supernode_is_told_from_a_connected_one(

@@ -8,12 +8,15 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedlgm import wire
-from fedlgm.errors import RunError
+from fedlgm.errors import PrivacyError, RunError
 from fedlgm.node_protocol import HEADER
+from fedlgm.plan import ReleasePlan
+from strategies.node import answers
 from strategies.node.round import Patience
 from tests.support import nodes
 from tests.support.node_grids import QUICK
@@ -179,6 +182,22 @@ def test_nodes_that_always_take_long_are_greeted_once(federation):
     greeted = [client for client, message in federation.link.sent if message.metadata.group_id == "hello"]
     assert sorted(greeted) == [0, 1, 2]
     assert [report.lost for report in federation.reports] == [{}] * 3
+
+
+def test_a_rejected_part_called_ledger_does_not_exclude_its_node(federation, monkeypatch):
+    """Only a node's ledger ends its part in a run, and not a message with this word: a layer may have any name."""
+    honest, rejected = answers.bounded, []
+
+    def once(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
+        if not rejected:
+            rejected.append(values)
+            raise PrivacyError("its part 'ledger.weight' has norm 9, the plan allows 1")
+        return honest(values, plan)
+
+    monkeypatch.setattr(answers, "bounded", once)
+    federation.run(2)
+    assert ["ledger" in why for why in federation.reports[0].lost.values()] == [True]
+    assert federation.reports[1].lost == {}
 
 
 def test_a_node_whose_budget_is_spent_is_not_asked_again(federation):

@@ -1,0 +1,137 @@
+"""How the kernel is compiled, kept and checked: once per compiler, and never used if it is damaged or wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+from fedlgm.errors import ConfigError, Notice
+from fedlgm.training.native import instruction_set, library
+
+
+def test_a_machine_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(ConfigError, match=r"not compiled.*status 1"):
+        library.build("portable")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler"):
+        library.build("portable")
+    assert not list((tmp_path / "kernels").glob("*.[!f]*"))  # no kernel, and no part of one
+
+
+def test_a_compiler_that_fails_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler"
+
+    def write(ending: str) -> None:
+        compiler.write_text(f'#!/bin/sh\nfor made; do :; done\necho >> "$0.log"; {ending}\n')
+        compiler.chmod(0o700)
+
+    def tried() -> int:
+        return (tmp_path / "compiler.log").read_text().count("\n")
+
+    kernel = library.build(instruction_set() or "portable")._name
+    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(library, "instruction_set", lambda: "portable")
+    write("echo no such header >&2; exit 3")
+    with pytest.raises(ConfigError, match=r"status 3\nno such header$"), pytest.warns(Notice, match="compiling"):
+        library.build("portable")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"no such header \(`fedlgm doctor` tries again\)"):
+                library.build("portable")
+    assert tried() == 1
+    assert "status 3" in str(library.reason(again=True))
+    assert tried() == 2
+    write(f'cp {kernel} "$made"')  # another compiler
+    assert library.build("portable") is not None
+    assert tried() == 3
+    assert [file.suffix for file in (tmp_path / "cache" / "kernels").iterdir()] == [".so"]
+    library.library.cache_clear()
+
+
+def test_processes_that_start_together_compile_once_and_remove_what_a_killed_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = library.build(instruction_set() or "portable")._name
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\nfor made; do :; done\necho >> "$0.log"; sleep 0.2; cp {kernel} "$made"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    folder = tmp_path / "cache" / "kernels"
+    folder.mkdir(mode=0o700, parents=True)
+    (folder / "killed.part").touch()
+    found: list[ctypes.CDLL] = []
+    threads = [threading.Thread(target=lambda: found.append(library.build("portable"))) for _ in range(3)]
+
+    def together() -> None:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with pytest.warns(Notice, match="compiling the training kernel, once"):
+        together()
+    assert len(found) == 3
+    assert (tmp_path / "compiler.log").read_text() == "\n"
+    assert [file.suffix for file in folder.iterdir()] == [".so"]
+
+
+def test_a_kernel_with_other_bits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = library.build(instruction_set() or "portable")._name
+    (tmp_path / "kernels").mkdir(mode=0o700)
+    kept = tmp_path / "kernels" / Path(name).name
+    kept.write_bytes(Path(name).read_bytes())
+    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path))
+    monkeypatch.setattr(library, "_ANSWER", "0" * 32)
+    with pytest.raises(ConfigError, match="computes other bits"):
+        library.build(instruction_set() or "portable")
+    assert not kept.exists()  # another compiler can make another one
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("subtract(sigmoid(ldn(o + j, lanes))", "add(sigmoid(ldn(o + j, lanes))"),  # the loss of binary labels
+        ("2.0f * (o[j] - t[j])", "1.0f * (o[j] - t[j])"),  # squared loss
+        ("order == 1 ? std::fabs", "order == 3 ? std::fabs"),  # l1 norms, which Laplace noise relies on
+    ],
+)
+def test_a_kernel_is_tried_on_every_loss_and_norm(
+    right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler that gets one of them wrong is refused. The bits do not depend on optimisation."""
+    changed = []
+    for source in library._SOURCES:
+        text = source.read_text()
+        changed.append(tmp_path / source.name)
+        changed[-1].write_text(text.replace(right, wrong))
+    assert any(file.read_text().count(wrong) for file in changed)
+    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "_SOURCES", tuple(changed))
+    monkeypatch.setattr(library, "_COMMON", tuple("-O0" if flag == "-O2" else flag for flag in library._COMMON))
+    with pytest.warns(Notice), pytest.raises(ConfigError, match="computes other bits"):
+        library.build("portable")
+    for source in library._SOURCES:
+        source.write_text(source.read_text().replace(wrong, right))
+    with pytest.warns(Notice):
+        library.build("portable")
+
+
+def test_a_damaged_kernel_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = library.build(instruction_set() or "portable")._name
+    (tmp_path / "kernels").mkdir(mode=0o700)
+    damaged = tmp_path / "kernels" / Path(name).name
+    damaged.write_bytes(Path(name).read_bytes()[:500])
+    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        library.build(instruction_set() or "portable")
+    assert not damaged.exists()  # the next start compiles it again
