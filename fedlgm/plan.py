@@ -156,6 +156,11 @@ class ReleasePlan:
         return np.flatnonzero(self.released)
 
     @cached_property
+    def complete(self) -> bool:
+        """Whether every layer is released."""
+        return bool(self.released.all())
+
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
         """Everything released: layers, then auxiliary queries."""
         names, sizes = self.layers.names, self.layers.sizes
@@ -303,7 +308,7 @@ class ReleasePlan:
 
     def expand(self, mean: Tensor) -> Tensor:
         """A flat update [D] from a released vector [size]; 0 for layers that are not released."""
-        if self.released.all():
+        if self.complete:
             return mean[: self.layers.size]
         update = torch.zeros(self.layers.size, dtype=mean.dtype, device=mean.device)
         views = self.layers.split(update)
@@ -319,7 +324,7 @@ class ReleasePlan:
     @cached_property
     def trained(self) -> Tensor | None:
         """1 for each coordinate that clients train and 0 for the others, float32 [D]; None if they train all."""
-        if not self.freezes or self.released.all():
+        if not self.freezes or self.complete:
             return None
         return torch.from_numpy(np.repeat(self.released, self.layers.sizes).astype(np.float32))
 

@@ -110,7 +110,7 @@ class BoundedSum:
         if not (math.isfinite(float(row.sum())) or row.isfinite().all()):  # the sum of finite numbers may overflow
             self.discarded += 1
             return
-        if self.plan.released.all():  # layers and answers follow each other as in the sum
+        if self.plan.complete:  # layers and answers follow each other as in the sum
             _add_scaled_(self.total, row, 1.0)
             return
         layers, position = self.plan.layers, 0

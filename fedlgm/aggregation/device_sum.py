@@ -36,7 +36,7 @@ class DeviceSum(BoundedSum):
         self._offsets = torch.from_numpy(plan.layers.offsets)
         self._parts = part_offsets(plan)
         self._clip = torch.tensor(plan.clip, dtype=torch.float32, device=device)
-        self._whole = bool(plan.released.all()) and not plan.queries
+        self._whole = plan.complete and not plan.queries
         self._released = torch.tensor(plan.indices, device=device)
 
     def add(self, updates: Updates) -> None:

@@ -67,19 +67,20 @@ class NativeExampleGradients:
         x = one_array(x, y)
         scaling = one_by_one(scaling)
         program, examples, most = self._program(tuple(x.shape[1:]))
-        norm, sums, found = norm_of(scaling), examples.sums(), [self._none]
-        if len(y):
-            x, y = x.contiguous(), targets(program, y)
-        for low in range(0, len(y), most):
-            rows = slice(low, low + most)
-            amounts = examples.measure(x[rows], y[rows], program.loss, self._weights, norm.order)
+        if not len(y):
+            return ClippedSum(torch.zeros(program.parameters, dtype=torch.float64), self._none, 0)
+        x, y = x.contiguous(), targets(program, y)
+        norm, sums, found = norm_of(scaling), examples.sums(), list[Tensor]()
+        for block in [(x, y)] if len(y) <= most else zip(x.split(most), y.split(most), strict=True):
+            amounts = examples.measure(*block, program.loss, self._weights, norm.order)
             # NumPy's root is rounded correctly; PyTorch may call MKL, whose bits depend on the processor.
             norms = torch.from_numpy(np.sqrt(amounts.numpy())) if norm.order == 2 else amounts
             examples.add(_factors(scaling, norms), sums)
             found.append(norms)
         total = examples.unpacked(sums, program.parameters)
-        norms = torch.cat(found)
-        return ClippedSum(total, norms, int((~norms.isfinite()).any(dim=1).sum()))
+        norms = found[0] if len(found) == 1 else torch.cat(found)
+        discarded = 0 if all_finite(norms) else int((~norms.isfinite()).any(dim=1).sum())
+        return ClippedSum(total, norms, discarded)
 
     def _program(self, shape: tuple[int, ...]) -> tuple[Program, call.Examples, int]:
         """For inputs of a shape: the program, the kernel's memory, and the examples of a block."""

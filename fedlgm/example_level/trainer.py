@@ -259,7 +259,7 @@ def local_steps(
             answers -= against[released:].cpu().double() / steps.count
         names.update(name.encode())
     change = (trainer.weights - model).cpu().double()
-    if not plan.released.all() or len(answers):
+    if not plan.complete or len(answers):
         views = plan.layers.split(change)
         change = torch.cat([*(views[j] for j in plan.indices), answers])
     return within_caps(change, plan), names.hexdigest()[:32]

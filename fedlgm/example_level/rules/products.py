@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,16 +58,17 @@ def row_squares(rows: Tensor) -> Tensor:
     return total
 
 
-def squares_of_rows(many: Sequence[Tensor]) -> Tensor:
-    """`row_squares` of several tensors with n rows each, float64 [len(many), n]."""
+def squares_of_rows(many: Sequence[Tensor]) -> np.ndarray:
+    """`row_squares` of several tensors on the CPU with n rows each, float64 [len(many), n]."""
     longest = max(rows.shape[1] for rows in many)
     if longest <= _RUN and all(rows.dtype == torch.float32 for rows in many):
-        total = torch.stack([torch.linalg.vector_norm(rows, dim=1) for rows in many]).double().square()
-        if float(total.min()) < longest * _VANISHED:
-            for i in (total < longest * _VANISHED).any(dim=1).nonzero()[:, 0].tolist():
-                total[i] = row_squares(many[i])
-        return total
-    return torch.stack([row_squares(rows) for rows in many])
+        found = np.empty((len(many), len(many[0])))
+        for norms, rows in zip(found, many, strict=True):
+            norms[:] = torch.linalg.vector_norm(rows, dim=1).numpy()
+        found *= found
+        if found.min() >= longest * _VANISHED:
+            return found
+    return np.stack([row_squares(rows).numpy() for rows in many])
 
 
 def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
