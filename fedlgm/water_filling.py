@@ -53,7 +53,7 @@ def filled(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound: floa
 
     Example:
         >>> update = torch.tensor([[0.6, 0.0, 2.0]])
-        >>> filled(update, torch.tensor([[0.36, 4.0]]), (1, 2), 1.0).round(decimals=3).tolist()
+        >>> filled(update, torch.tensor([[0.36, 4.0]]), (1, 2), 1.0).double().round(decimals=3).tolist()
         [[0.6, 0.0, 0.8]]
     """
     factors = (level(squares, bound)[:, None] / squares.sqrt()).clamp(max=1.0).nan_to_num(nan=1.0)

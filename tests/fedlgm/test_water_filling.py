@@ -157,6 +157,11 @@ class TestPlan:
     def test_plans_without_it_do_not_mention_it(self):
         assert "fills" not in json.loads(plan_of("gaussian").to_json())
 
+    def test_it_is_part_of_a_plan(self):
+        plan = plan_of("water-filling")
+        assert plan.equals(plan_of("water-filling"))
+        assert not plan.equals(plan_of("gaussian"))
+
     def test_it_travels_with_the_sizes_of_its_parts(self):
         """A client that merges its own layers, however it groups them, levels the parts that the plan names."""
         plan, other = plan_of("water-filling"), LayerTable.from_sizes({"x": LAYERS.size}).merged()
