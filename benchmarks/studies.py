@@ -59,6 +59,7 @@ ELSEWHERE = {
     "004-figure-6": "data not at hand",
     "layer-wise-deep": "[does `recommend` predict runs?](recommend.md)",
     "layer-wise-bottleneck": "[does `recommend` predict runs?](recommend.md)",
+    "layer-wise-water-filling": "[allocations learned from releases](adaptive.md#water-filling)",
     "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md)",
 }
 """Pages that hold results of a table or figure beside the studies."""

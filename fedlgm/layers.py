@@ -53,6 +53,7 @@ class Layer:
         slots: its parameter tensors, in flat order.
         offset: index of its first coordinate in the flat vector.
         size: number d_j of its coordinates.
+        parts: sizes of the layers of which it was merged; empty for a layer of a model.
 
     Example:
         >>> wide, narrow = LayerTable.from_sizes({"wide": 8, "narrow": 2}).layers
@@ -64,6 +65,7 @@ class Layer:
     slots: tuple[Slot, ...]
     offset: int
     size: int
+    parts: tuple[int, ...] = ()
 
 
 @named_arguments
@@ -159,9 +161,10 @@ class LayerTable:
         return int(self.offsets[-1])
 
     def merged(self) -> LayerTable:
-        """The same vector as a single layer, for the flat Gaussian mechanism."""
+        """The same vector as a single layer, for the flat Gaussian mechanism; it keeps the sizes of these layers."""
         slots = tuple(slot for layer in self.layers for slot in layer.slots)
-        return LayerTable((Layer("all", slots, 0, self.size),))
+        parts = tuple(size for layer in self.layers for size in layer.parts or (layer.size,))
+        return LayerTable((Layer("all", slots, 0, self.size, parts),))
 
     def slots(self) -> Iterator[Slot]:
         """All slots in flat order."""

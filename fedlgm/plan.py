@@ -81,6 +81,8 @@ class ReleasePlan:
         notes: public figures that explain the plan, by name, each [K]; they are logged and do not travel.
         freezes: whether clients do not train layers that are not released. This affects only the training, so the
             proof does not depend on it.
+        fills: sizes of the parts of an update that `fedlgm.water_filling` levels before the bound of the only layer
+            applies; empty for none. The proof does not depend on them.
 
     Raises:
         ConfigError: a number is outside its range, or has another shape.
@@ -108,6 +110,7 @@ class ReleasePlan:
     position: int | None = None
     notes: dict[str, np.ndarray] = field(default_factory=dict)
     freezes: bool = False
+    fills: tuple[int, ...] = ()
 
     protected: ClassVar[bool] = True
     """Whether the event is that of a private release; False only for `UnprotectedPlan`."""
@@ -132,11 +135,19 @@ class ReleasePlan:
             queries.require_registered(noisy.query, self.layers.sizes)
         if self.position is not None and type(self.position) is not int:
             raise ConfigError(f"the position of a round must be a whole number, got {self.position!r}")
+        if self.fills:
+            self._check_fills()
         if np.isinf(sigma[released]).any():
             raise PrivacyError("a released layer has infinite noise: mark it as not released")
         object.__setattr__(self, "guarantee", in_a_run(self.guarantee, self.facts, self.family))
         self._check_protection()
         self.facts.noised_by.check_plan(self)
+
+    def _check_fills(self) -> None:
+        if len(self.layers) != 1 or self.bounded_by != "aggregator" or self.family != "gaussian":
+            raise ConfigError("water-filling levels a client's raw update under one l2 bound of the whole update")
+        if any(type(size) is not int or size < 1 for size in self.fills) or sum(self.fills) != self.layers.size:
+            raise ConfigError(f"the sizes of levelled parts must sum to {self.layers.size}, got {self.fills}")
 
     def _check_protection(self) -> None:
         self.guarantee.require(protected=True)

@@ -40,6 +40,7 @@ def text_of(plan: ReleasePlan) -> str:
         }
         | ({} if plan.position is None else {"position": plan.position})
         | ({"freezes": True} if plan.freezes else {})
+        | ({"fills": plan.fills} if plan.fills else {})
     )
 
 
@@ -71,6 +72,7 @@ def read(layers: LayerTable, text: str, protected: type[ReleasePlan], unprotecte
             claim=raw["claim"],
             position=raw.get("position"),
             freezes=raw.get("freezes", False) is True,
+            fills=tuple(raw.get("fills", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, ConfigError):

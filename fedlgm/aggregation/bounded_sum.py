@@ -15,6 +15,7 @@ from fedlgm.errors import PrivacyError
 from fedlgm.extension import named_arguments
 from fedlgm.layers import SAFETY
 from fedlgm.plan import ReleasePlan
+from fedlgm.water_filling import filled_row
 
 _CHUNK = 1 << 15
 
@@ -82,6 +83,8 @@ class BoundedSum:
     def _add(self, update: Tensor) -> None:
         self.count += 1
         layers = self.plan.layers
+        if self.plan.fills:
+            update = filled_row(update, self.plan.fills, float(self.plan.clip[0]))
         norms = layers.norms(update, 2 if self.plan.family == "gaussian" else 1)
         if not np.isfinite(norms.numpy()).all():
             self.discarded += 1

@@ -13,6 +13,7 @@ from fedlgm.aggregation.bounded_sum import BoundedSum
 from fedlgm.contributions import Updates, unbounded
 from fedlgm.extension import named_arguments
 from fedlgm.plan import ReleasePlan
+from fedlgm.water_filling import filled
 
 
 @named_arguments
@@ -49,6 +50,8 @@ class DeviceSum(BoundedSum):
         self.count += len(rows)
         if len(rows) == 0:
             return
+        if plan.fills:
+            rows = self._filled(rows)
         moments, factors, nonfinite = kernels.clip_factors(
             rows, self._offsets, self._clip, plan.family, backend=self._backend
         )
@@ -66,6 +69,14 @@ class DeviceSum(BoundedSum):
             counted = accepted[:, None].expand(-1, len(plan.queries)).to(factors.dtype)
             factors = torch.cat([factors[:, self._released], counted], dim=1)
         kernels.clip_scale_sum(rows, self._parts, factors, self.total, backend=self._backend)
+
+    def _filled(self, rows: Tensor) -> Tensor:
+        """The rows with their parts levelled, see `fedlgm.water_filling`."""
+        plan = self.plan
+        ends = torch.tensor([0, *np.cumsum(plan.fills)], dtype=torch.int64)
+        bounds = self._clip.expand(len(plan.fills)).contiguous()
+        squares, *_ = kernels.clip_factors(rows, ends, bounds, plan.family, backend=self._backend)
+        return filled(rows, squares, plan.fills, float(plan.clip[0]))
 
     def _add_all_bounded(self, rows: Tensor) -> None:
         """Add rows that the trainer has bounded, one after another; rows that are not finite count as zero."""

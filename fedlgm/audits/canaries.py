@@ -293,7 +293,8 @@ class _Measured:
         bound = np.where(plan.released, plan.clip, 0.0).astype(np.float32).repeat(layers.sizes)
         update = unit * torch.from_numpy(bound)
         block = BoundedSum.empty(plan)
-        block.add(_bounded(update, plan) if plan.bounded_by == "trainer" else _ABOVE * update)
+        above = 1.0 if plan.fills else _ABOVE  # levelling turns the direction of an update above the bound
+        block.add(_bounded(update, plan) if plan.bounded_by == "trainer" else above * update)
         columns = _columns(plan, layers)
         one, size = block.total, int(np.sum(layers.sizes[plan.indices]))
         lengths = [

@@ -32,6 +32,7 @@ from fedlgm.mechanisms.ladp import LaDP
 from fedlgm.mechanisms.layer_vote import VotedLayers
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
+from fedlgm.mechanisms.water_filling import WaterFilling
 from fedlgm.privacy.guarantee import Unit
 
 _PAPERS = {
@@ -91,6 +92,7 @@ register("gaussian", FlatGaussian)
 register("adaptive", AdaptiveAllocation)
 register("alternate", Alternate)
 register("layer-vote", VotedLayers)
+register("water-filling", WaterFilling)
 register("none", NoPrivacy)
 _enter("ladp", {"sound": LaDP, "published": "fedlgm.papers.ladp.published:PublishedLaDP"})
 for _name, _reference in _PAPERS.items():

@@ -225,7 +225,7 @@ def test_equal_rounds_share_one_plan():
         assert (second is first) is shared, mechanism
 
 
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(ReleasePlan)])
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(ReleasePlan) if f.name != "fills"])
 def test_plans_that_differ_in_one_field_are_not_equal(field):
     other = {
         "layers": LayerTable.from_sizes({"a": 4, "b": 100, "d": 2500}), "clip": np.array([1.0, 2.0, 2.5]),

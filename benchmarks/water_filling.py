@@ -1,0 +1,178 @@
+"""Is water-filling level with the better of flat and per-layer clipping? A section of docs/results/adaptive.md.
+
+    python -m benchmarks.water_filling [--tasks NAME ...] [--minutes M]   # continue the runs
+    python -m benchmarks.water_filling --write                            # the table of docs/results/adaptive.md
+
+The three rules add the same noise to the sum and differ only in what they keep of a large update. On digits, clients
+are trained at once as in `benchmarks.adaptive`, and every rule gets the same search of the server learning rate over
+three seeds before it is run with five others. The transformer is that of `benchmarks.real_models`, at the rates that
+its search chose for flat and per-layer clipping; water-filling runs at the rate of flat clipping there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import statistics
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import simulations
+from benchmarks.adaptive import CLIENTS, LOCAL_STEPS, PAGE, RATE, Federation
+from benchmarks.kept import CHANGE, Kept, change
+from benchmarks.pages import show, spread, table
+from benchmarks.real_models import SETTINGS
+from fedlgm import mechanisms
+from fedlgm.aggregation import BoundedSum
+from fedlgm.facts import RunFacts, Sampling
+from fedlgm.keys import KeyRing
+from fedlgm.release import release
+from fedlgm.transcript import Transcript
+from strategies.server_optimizer import ServerOptimizer
+
+KEPT = PAGE.with_name("water-filling.json")
+FLAT, PER_LAYER, FILLING = RULES = ("gaussian", "uniform", "water-filling")
+SEARCHED, SEEDS = (100, 101, 102), (1, 2, 3, 4, 5)
+ROUNDS, EPSILON = 30, 3.0
+TEXT = "transformer"
+TEXT_RATES = {FLAT: 0.25, PER_LAYER: 0.5, FILLING: 0.25}
+
+
+class Digits(NamedTuple):
+    """A network on digits, its clients' optimizer and the searched server learning rates."""
+
+    title: str
+    hidden: tuple[int, ...]
+    adam: bool
+    rates: tuple[float, ...] = (0.1, 0.2, 0.4)
+
+
+DIGITS = {
+    "wide": Digits("digits, 64-8-1024-8-10, Adam", (8, 1024, 8), adam=True, rates=(0.05, 0.1, 0.2, 0.4)),
+    "small": Digits("digits, 64-32-10, SGD", (32,), adam=False),
+}
+TASKS = (*DIGITS, TEXT)
+
+
+class AdamFederation(Federation):
+    """The federation of `benchmarks.adaptive` with Adam on the clients, at the learning rate 0.01."""
+
+    def updates(self, model: Tensor, cohort: np.ndarray) -> Tensor:
+        """Updates [b, D] of the cohort's clients that have data."""
+        members = torch.from_numpy(cohort)
+        members = members[self.weight[members, 0] > 0]
+        length = int((self.weight[members] > 0).sum(1).max()) if len(members) else 1
+        weight, y = self.weight[members, :length].flatten(), self.y[self.index[members, :length]].flatten()
+        x = self.x[self.index[members, :length]]
+        rows = model.repeat(len(members), 1)
+        first, second = torch.zeros_like(rows), torch.zeros_like(rows)
+        for step in range(1, LOCAL_STEPS + 1):
+            leaves = [piece.contiguous().requires_grad_() for piece in self.tensors(rows)]
+            losses = functional.cross_entropy(self.outputs(leaves, x).flatten(0, 1), y, reduction="none")
+            slopes = torch.cat([s.flatten(1) for s in torch.autograd.grad((losses * weight).sum(), leaves)], 1)
+            first.lerp_(slopes, 0.1)
+            second.mul_(0.999).addcmul_(slopes, slopes, value=0.001)
+            divisor = second.sqrt().div_(math.sqrt(1 - 0.999**step)).add_(1e-8)
+            rows.addcdiv_(first, divisor, value=-0.01 / (1 - 0.9**step))
+        return rows - model
+
+
+def text_accuracy(rule: str, rate: float, seed: int) -> float:
+    """Test accuracy of one run of the transformer, in per cent."""
+    setting = SETTINGS[TEXT]
+    own = {"mechanism.name": rule, "federation.server_lr": rate, "run.seed": seed, "data.partition_seed": seed}
+    with tempfile.TemporaryDirectory() as folder:
+        changes = {**setting.changes, **own, "run.trackers": []}
+        result = simulations.simulate(setting.recipe, overrides=changes, run_dir=Path(folder) / "run")
+    return 100 * float(result["accuracy"])
+
+
+def run(task: str, rule: str, rate: float, seed: int) -> dict[str, float]:
+    """Test accuracy, in per cent, of one run."""
+    if task == TEXT:
+        return {"accuracy": text_accuracy(rule, rate, seed)}
+    setting, mechanism = DIGITS[task], mechanisms.get(rule)
+    federation = (AdamFederation if setting.adam else Federation)(setting.hidden, seed)
+    keys, rng = KeyRing.from_seed(seed), np.random.default_rng(seed)
+    layers = mechanism.table(federation.layers)
+    facts = RunFacts(0.0, Sampling("poisson", CLIENTS, RATE), rounds=ROUNDS, epsilon=EPSILON, delta=1e-5)
+    facts = facts.with_multiplier(mechanism.calibrate(facts))
+    server, transcript = ServerOptimizer("momentum", rate), Transcript.start(federation.start)
+    for number in range(1, ROUNDS + 1):
+        plan = mechanism.plan(layers, facts, transcript)
+        total = BoundedSum.empty(plan)
+        total.add(federation.updates(transcript.models[-1], np.flatnonzero(rng.random(CLIENTS) < RATE)))
+        mean = (release(total.total, plan, keys, number) / plan.denominator).float()
+        transcript = transcript.extend(server.step(transcript.models[-1], mean), mean, plan)
+    return {"accuracy": federation.accuracy(transcript.models[-1])}
+
+
+def best_rate(kept: Kept, task: str, rule: str) -> float:
+    """The rate of the final runs: the one that the search chose on digits, that of `TEXT_RATES` for text."""
+    if task == TEXT:
+        return TEXT_RATES[rule]
+
+    def searched(rate: float) -> float:
+        rows = kept.find(task=task, rule=rule, rate=rate)
+        return statistics.fmean(row["accuracy"] for row in rows if row["seed"] in SEARCHED)
+
+    return max(DIGITS[task].rates, key=searched)
+
+
+def missing(kept: Kept, task: str) -> Iterator[tuple[str, float, int]]:
+    """(rule, rate, seed) of a task's runs in order: its search, then all rules seed by seed."""
+    if task in DIGITS:
+        for seed, rule, rate in itertools.product(SEARCHED, RULES, DIGITS[task].rates):
+            yield rule, rate, seed
+    for seed, rule in itertools.product(SEEDS, RULES):
+        yield rule, best_rate(kept, task, rule), seed
+
+
+def compared(kept: Kept) -> str:
+    """One row per task and rule: accuracy, and the paired changes against both other rules."""
+    lines = []
+    for task in TASKS:
+        title = DIGITS[task].title if task in DIGITS else SETTINGS[task].title
+        best = {rule: best_rate(kept, task, rule) for rule in RULES}
+        found = {rule: kept.find(task=task, rule=rule, rate=rate) for rule, rate in best.items()}
+        cells = {rule: {row["seed"]: row["accuracy"] for row in rows} for rule, rows in found.items()}
+        for rule, rows in cells.items():
+            own = {seed: figure for seed, figure in rows.items() if seed in SEEDS}
+            against = [
+                cell for one in (FLAT, PER_LAYER) for cell in (change(own, cells[one]) if rule != one else [""] * 3)
+            ]
+            lines.append([title, rule, f"{best[rule]:g}", spread(list(own.values())), str(len(own)), *against])
+    header = ["task", "rule", "server lr", "accuracy (%)", "seeds", "against flat", *CHANGE[1:]]
+    return table([*header, "against per-layer", *CHANGE[1:]], lines)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=TASKS)
+    parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
+    parser.add_argument("--write", action="store_true", help="write the table of docs/results, run nothing")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    kept = Kept(options.kept, options.minutes)
+    for task in () if options.write else options.tasks:
+        for rule, rate, seed in missing(kept, task):
+            name = {"task": task, "rule": rule, "rate": rate, "seed": seed}
+            if kept.keep(name, partial(run, **name)) is None:
+                return
+    if options.write:
+        show(PAGE, {"water-filling": compared(kept)}, write=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The flat Gaussian mechanism for updates whose large layers are first cut to one common level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fedlgm.facts import RunFacts
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
+from fedlgm.plan import ReleasePlan
+from fedlgm.transcript import Transcript
+
+
+@dataclass(frozen=True)
+class WaterFilling(FlatGaussian):
+    """Flat bound S and equal noise, where an update above S loses the energy of its largest layers first.
+
+    Each client cuts the layers above a level c with sum_j min(||g_j||, c)^2 = S^2, see `fedlgm.water_filling`. The sum
+    then bounds the whole update by S, as for `gaussian`: noise and charge are the same. Layers that all move far are
+    treated as by `uniform`, and an update within S is not changed.
+
+    Attributes:
+        bound: l2 bound S of one client's update.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> mechanism, facts = WaterFilling("water-filling"), RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> layers = mechanism.table(LayerTable.from_sizes({"a": 3, "b": 2}))
+        >>> plan = mechanism.plan(layers, facts, Transcript(0, ()))
+        >>> plan.fills, plan.clip.tolist(), plan.effective_multiplier
+        ((3, 2), [1.0], 2.0)
+    """
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """The same plan in every round; that of `gaussian` if the model has one layer."""
+        flat, parts = super().plan(layers, facts, transcript), layers.layers[0].parts
+        return replace(flat, fills=parts) if len(parts) > 1 else flat
