@@ -100,7 +100,7 @@ class Rehearsals:
         Raises:
             ConfigError: the rehearsal takes too long, or the mechanism's rounds differ.
         """
-        if mechanism.name not in ("gaussian", *allocation.names()):
+        if mechanism.name not in ("gaussian", "water-filling", *allocation.names()):
             raise ConfigError(f"rehearsals are for rules that fix the split of the noise, not for {mechanism.name}")
         most = self._clients_of_a_round(facts)
         assembly, seed = self._assembly, self._seed

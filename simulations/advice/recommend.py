@@ -36,7 +36,9 @@ from simulations.figures import Figures
 FLAT = "gaussian"
 """The rule with which others are compared: one bound for the whole contribution."""
 RULES = tuple(rule for rule in allocation.names() if rule != "max-snr-sum")
-"""The scored rules. max-snr-sum releases only one layer, which the score of a single round cannot judge."""
+"""The scored allocations. max-snr-sum releases only one layer, which the score of a single round cannot judge."""
+LEVELLED = "water-filling"
+"""The rule with the flat bound that cuts the largest layers of an update first; for clients only."""
 STAGES = (0.3, 0.6, 0.9)
 """The scored models, by the share of the warm-up's total decrease of the held-out loss that they have reached."""
 _AT_CHANCE = 0.95  # share of the loss of a constant prediction that a warm-up has to get below
@@ -163,7 +165,7 @@ def _methods(layers: LayerTable, facts: RunFacts, own: Mechanism) -> dict[str, M
         for rule in RULES:
             made[rule] = mechanisms.get("dp-sgd", bound=bound, style="per-layer", allocation=rule)
     else:
-        made = {rule: mechanisms.get(rule, bound=bound) for rule in (FLAT, *RULES)}
+        made = {rule: mechanisms.get(rule, bound=bound) for rule in (FLAT, *RULES, LEVELLED)}
     return {rule: Method(mechanism, mechanism.table(layers), facts) for rule, mechanism in made.items()}
 
 
