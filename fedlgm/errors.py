@@ -166,13 +166,14 @@ def located(path: str, message: str, owner: str = "", keys: Iterable[str] = ()) 
     return f"{path} {owner!r}: {text}" if text != message else f"{path}: {text}"
 
 
-def alternatives(name: object, known: Iterable[str], *others: str) -> str:
+def alternatives(name: object, known: Iterable[str], *others: str, listed: str = "") -> str:
     """Suggestions for an unknown name: the similar known names, or else all of them.
 
     Args:
         name: the unknown name.
         known: the known names.
         others: what else is accepted; mentioned if no known name is similar.
+        listed: command that lists the known names, if they are too many for a message.
 
     >>> alternatives("unifrm", ["uniform", "ladp"], "your own as 'package.module:Class'")
     "did you mean 'uniform'?"
@@ -184,7 +185,7 @@ def alternatives(name: object, known: Iterable[str], *others: str) -> str:
     close = sorted((one for one in names if one.lower() in near), key=lambda one: near.index(one.lower()))
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
-    return "known: " + ", or ".join([", ".join(names), *others])
+    return "known: " + ", or ".join([f"those of `{listed}`" if listed else ", ".join(names), *others])
 
 
 def first_problem(error: Any) -> str:

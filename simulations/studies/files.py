@@ -142,7 +142,8 @@ def load(study: str) -> StudyFile:
     if study in names():
         path = BUNDLED / f"{study}.toml"
     elif path.suffix != ".toml" or not path.is_file():
-        raise ConfigError(f"no study {study!r}; {alternatives(study, (*names(), *elsewhere()), 'a TOML file')}")
+        known = alternatives(study, (*names(), *elsewhere()), "a TOML file", listed="fedlgm study --list")
+        raise ConfigError(f"no study {study!r}; {known}")
     try:
         return StudyFile.model_validate(_read(path, 0))
     except ValidationError as error:

@@ -80,7 +80,7 @@ BAD = {
     "model, nearly": (("plan", "digits", "--set", "model.name=resnet"), ["did you mean 'resnet20' or 'resnet18'?"]),
     "owners": (("partition", "digits", "--set", "data.partition=natural"), ["name the owner of each example (users=)"]),
     "partition's recipe": (("partition", "nothing"), ["no recipe 'nothing'"]),
-    "study": (("study", "nothing"), ["no study 'nothing'; known: 000-figure-1"]),
+    "study": (("study", "nothing"), ["no study 'nothing'; known: those of `fedlgm study --list`, or a TOML file"]),
     "study's grid": (("study", "digits", "--grid", "mechanism"), ["--grid takes key=value,value"]),
     "study's key": (("study", "digits", "--grid", "epsilon=1,2"), ["did you mean 'privacy.epsilon'?"]),
     "study's mechanism": (("study", "digits", "--grid", "mechanism=typo"), ["unknown mechanism 'typo'"]),
