@@ -269,7 +269,7 @@ def test_an_existing_folder_is_never_touched(tiny, tmp_path):
     ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
 def test_the_command_is_stopped_and_says_how_to_go_on(tiny, tmp_path, number, status):
-    recipe = tiny(data={"partition": "hsu"}, federation={"rounds": 40}, run={"evaluate_every": 40})
+    recipe = tiny(data={"partition": "hsu"}, federation={"rounds": 80}, run={"evaluate_every": 80})
     path, run = tmp_path / "slow.toml", tmp_path / "run"
     path.write_text(recipe.to_toml(), encoding="utf-8")
     command = ForkedCommand(tmp_path / "said", "simulate", path, "--engine", "local", "--run-dir", run)
