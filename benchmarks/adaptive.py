@@ -16,7 +16,7 @@ import argparse
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,13 +171,21 @@ class Federation:
         weight, y = self.weight[members, :length].flatten(), self.y[self.index[members, :length]].flatten()
         x = self.x[self.index[members, :length]]
         rows = model.repeat(len(members), 1)
+        optimizer = self.optimizer(rows)
         for _ in range(LOCAL_STEPS):
             leaves = [piece.contiguous().requires_grad_() for piece in self.tensors(rows)]
             losses = functional.cross_entropy(self.outputs(leaves, x).flatten(0, 1), y, reduction="none")
-            slopes = torch.autograd.grad((losses * weight).sum(), leaves)
+            optimizer(torch.autograd.grad((losses * weight).sum(), leaves))
+        return rows - model
+
+    def optimizer(self, rows: Tensor) -> Callable[[Sequence[Tensor]], None]:
+        """A function that moves models [b, D] by one step of gradient descent, given the gradients of `tensors`."""
+
+        def step(slopes: Sequence[Tensor]) -> None:
             for piece, slope in zip(self.tensors(rows), slopes, strict=True):
                 piece.sub_(slope, alpha=LOCAL_RATE)
-        return rows - model
+
+        return step
 
     def accuracy(self, model: Tensor) -> float:
         """Accuracy on the test set, in per cent."""
@@ -187,12 +195,17 @@ class Federation:
 
 def run(task: Task, mechanism: Mechanism, rate: float, seed: int) -> float:
     """Test accuracy, in per cent, of one run."""
-    federation, keys, rng = Federation(task.hidden, seed), KeyRing.from_seed(seed), np.random.default_rng(seed)
+    return trained(Federation(task.hidden, seed), mechanism, rate, seed, ROUNDS, task.epsilon)
+
+
+def trained(federation: Federation, mechanism: Mechanism, rate: float, seed: int, rounds: int, epsilon: float) -> float:
+    """Test accuracy, in per cent, after private rounds of a federation."""
+    keys, rng = KeyRing.from_seed(seed), np.random.default_rng(seed)
     layers = mechanism.table(federation.layers)
-    facts = RunFacts(0.0, Sampling("poisson", CLIENTS, RATE), rounds=ROUNDS, epsilon=task.epsilon, delta=1e-5)
+    facts = RunFacts(0.0, Sampling("poisson", CLIENTS, RATE), rounds=rounds, epsilon=epsilon, delta=1e-5)
     facts = facts.with_multiplier(mechanism.calibrate(facts))
     server, transcript = ServerOptimizer("momentum", rate), Transcript.start(federation.start)
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, rounds + 1):
         plan = mechanism.plan(layers, facts, transcript)
         total = BoundedSum.empty(plan)
         total.add(federation.updates(transcript.models[-1], np.flatnonzero(rng.random(CLIENTS) < RATE)))

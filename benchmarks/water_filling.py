@@ -16,28 +16,20 @@ import itertools
 import math
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import simulations
-from benchmarks.adaptive import CLIENTS, LOCAL_STEPS, PAGE, RATE, Federation
+from benchmarks.adaptive import PAGE, Federation, trained
 from benchmarks.kept import CHANGE, Kept, change
 from benchmarks.pages import show, spread, table
 from benchmarks.real_models import SETTINGS
 from fedlgm import mechanisms
-from fedlgm.aggregation import BoundedSum
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.release import release
-from fedlgm.transcript import Transcript
-from strategies.server_optimizer import ServerOptimizer
 
 KEPT = PAGE.with_name("water-filling.json")
 FLAT, PER_LAYER, FILLING = RULES = ("gaussian", "uniform", "water-filling")
@@ -66,24 +58,18 @@ TASKS = (*DIGITS, TEXT)
 class AdamFederation(Federation):
     """The federation of `benchmarks.adaptive` with Adam on the clients, at the learning rate 0.01."""
 
-    def updates(self, model: Tensor, cohort: np.ndarray) -> Tensor:
-        """Updates [b, D] of the cohort's clients that have data."""
-        members = torch.from_numpy(cohort)
-        members = members[self.weight[members, 0] > 0]
-        length = int((self.weight[members] > 0).sum(1).max()) if len(members) else 1
-        weight, y = self.weight[members, :length].flatten(), self.y[self.index[members, :length]].flatten()
-        x = self.x[self.index[members, :length]]
-        rows = model.repeat(len(members), 1)
-        first, second = torch.zeros_like(rows), torch.zeros_like(rows)
-        for step in range(1, LOCAL_STEPS + 1):
-            leaves = [piece.contiguous().requires_grad_() for piece in self.tensors(rows)]
-            losses = functional.cross_entropy(self.outputs(leaves, x).flatten(0, 1), y, reduction="none")
-            slopes = torch.cat([s.flatten(1) for s in torch.autograd.grad((losses * weight).sum(), leaves)], 1)
-            first.lerp_(slopes, 0.1)
-            second.mul_(0.999).addcmul_(slopes, slopes, value=0.001)
-            divisor = second.sqrt().div_(math.sqrt(1 - 0.999**step)).add_(1e-8)
-            rows.addcdiv_(first, divisor, value=-0.01 / (1 - 0.9**step))
-        return rows - model
+    def optimizer(self, rows: Tensor) -> Callable[[Sequence[Tensor]], None]:
+        """A function that moves models [b, D] by one step of Adam, given the gradients of `tensors`."""
+        first, second, count = torch.zeros_like(rows), torch.zeros_like(rows), itertools.count(1)
+
+        def step(slopes: Sequence[Tensor]) -> None:
+            number, slope = next(count), torch.cat([part.flatten(1) for part in slopes], 1)
+            first.lerp_(slope, 0.1)
+            second.mul_(0.999).addcmul_(slope, slope, value=0.001)
+            divisor = second.sqrt().div_(math.sqrt(1 - 0.999**number)).add_(1e-8)
+            rows.addcdiv_(first, divisor, value=-0.01 / (1 - 0.9**number))
+
+        return step
 
 
 def text_accuracy(rule: str, rate: float, seed: int) -> float:
@@ -100,20 +86,9 @@ def run(task: str, rule: str, rate: float, seed: int) -> dict[str, float]:
     """Test accuracy, in per cent, of one run."""
     if task == TEXT:
         return {"accuracy": text_accuracy(rule, rate, seed)}
-    setting, mechanism = DIGITS[task], mechanisms.get(rule)
+    setting = DIGITS[task]
     federation = (AdamFederation if setting.adam else Federation)(setting.hidden, seed)
-    keys, rng = KeyRing.from_seed(seed), np.random.default_rng(seed)
-    layers = mechanism.table(federation.layers)
-    facts = RunFacts(0.0, Sampling("poisson", CLIENTS, RATE), rounds=ROUNDS, epsilon=EPSILON, delta=1e-5)
-    facts = facts.with_multiplier(mechanism.calibrate(facts))
-    server, transcript = ServerOptimizer("momentum", rate), Transcript.start(federation.start)
-    for number in range(1, ROUNDS + 1):
-        plan = mechanism.plan(layers, facts, transcript)
-        total = BoundedSum.empty(plan)
-        total.add(federation.updates(transcript.models[-1], np.flatnonzero(rng.random(CLIENTS) < RATE)))
-        mean = (release(total.total, plan, keys, number) / plan.denominator).float()
-        transcript = transcript.extend(server.step(transcript.models[-1], mean), mean, plan)
-    return {"accuracy": federation.accuracy(transcript.models[-1])}
+    return {"accuracy": trained(federation, mechanisms.get(rule), rate, seed, ROUNDS, EPSILON)}
 
 
 def best_rate(kept: Kept, task: str, rule: str) -> float:

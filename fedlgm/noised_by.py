@@ -158,25 +158,10 @@ class NoisedBy:
         return total.total
 
     def observed(
-        self,
-        exact: Tensor,
-        plan: ReleasePlan,
-        keys: KeyRing,
-        round: int,
-        backend: NoiseBackend,
-        release: Callable[..., Tensor],
-    ) -> Tensor:
-        """Copy of a contribution (or exact sum) [plan.size] with the noise that the guarantee counts, for audits.
-
-        Args:
-            exact: the contribution or sum.
-            plan: the plan of its release.
-            keys: the run's keys.
-            round: number, from 1.
-            backend: generator of the noise.
-            release: `fedlgm.release.release`.
-        """
-        return release(exact.clone(), plan, keys, round, self.party(0), backend)
+        self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend
+    ) -> Tensor | None:
+        """Copy of a contribution [plan.size] with the noise that the guarantee counts; None if it is one release's."""
+        return None
 
     def planned(self, plan: ReleasePlan) -> dict[str, float]:
         """Public figures that this trust adds to a plan, by name."""

@@ -232,15 +232,7 @@ class NoisedInShares(NoisedByClients):
             return torch.zeros_like(total.total)
         return _opened(total.total, total.plan)
 
-    def observed(
-        self,
-        exact: Tensor,
-        plan: ReleasePlan,
-        keys: KeyRing,
-        round: int,
-        backend: NoiseBackend,
-        release: Callable[..., Tensor],
-    ) -> Tensor:
+    def observed(self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend) -> Tensor:
         """One node's contribution among honest nodes that contribute only noise."""
         return self._with_noise_of(self._shares.honest, exact, plan, keys, round, backend)
 
