@@ -39,10 +39,10 @@ class Audit:
     """Settings for the audit of a mechanism.
 
     Attributes:
-        method: "auto" takes the strongest method that fits: canary-aligned sums for Gaussian noise under central
-            trust, a distinguisher for everything else. "probe" is deterministic; "distinguisher" tries one release
-            many times; "one-run-gaussian" and "one-run" put canaries into one run. A user's method is registered
-            (`register`) or named as "package.module:name".
+        method: "auto" takes canary-aligned sums for Gaussian noise under central trust, the probe for noise in shares,
+            whose exact samples are slow, and a distinguisher elsewhere. "probe" is deterministic; "distinguisher" tries
+            one release many times; "one-run-gaussian" and "one-run" put canaries into one run. A user's method is
+            registered (`register`) or named as "package.module:name".
         confidence: confidence of the whole audit: releases as reported pass with at least this probability; see
             `audits.level`.
         trials: releases of each population, for the distinguisher.
@@ -80,11 +80,11 @@ class Audit:
             True
         """
         started, reading = time.perf_counter(), probe(subject)
-        if self.method == "probe":
+        method = self._settled(subject)
+        if method == "probe":
             result = audit_by_probe(subject, reading)
         else:
             own = _own(self.method)
-            method = self._settled(subject)
             if own is None and method != "one-run-gaussian" and subject.facts.run is not None:
                 raise ConfigError(
                     f"{method} audits separate releases, but the rounds of this run are one mechanism (correlated "
@@ -108,7 +108,9 @@ class Audit:
     def _settled(self, subject: Subject) -> Method:
         if self.method != "auto":
             return cast(Method, self.method)
-        return "one-run-gaussian" if subject.alignable else "distinguisher"
+        if subject.alignable:
+            return "one-run-gaussian"
+        return "distinguisher" if subject.facts.noised_by.alone else "probe"
 
     def _one_run(
         self, subject: Subject, reading: ProbeReading, method: Method, progress: Progress | None

@@ -41,6 +41,12 @@ def test_each_adversary_has_a_bound_below_its_epsilon(noise: str) -> None:
     assert [row["adversary"] for row in found.to_dict()["adversaries"]] == ["the server", "readers"]
 
 
+def test_the_probe_is_what_a_run_with_shares_gets_without_a_choice() -> None:
+    found = Audit(seed=1).mechanism(subject())
+    assert found.method == "probe"
+    assert len(found.adversaries) == 2
+
+
 def test_sampling_and_a_cap_count_as_reported() -> None:
     found = Audit("probe").mechanism(subject(rate=0.5, max_participations=12))
     assert found.passed
