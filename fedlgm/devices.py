@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -189,3 +192,19 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that PyTorch frees, for the next step of a training on the CPU.
+
+    glibc returns large blocks to the system at once, and the system clears every page before it hands them out again:
+    about 10,000 pages, a twentieth of the time, in every step of ResNet-18. Other C libraries are left as they are.
+    """
+    allocator = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if allocator is not None:
+        allocator(_MMAP_THRESHOLD, 64 << 20)
+        allocator(_TRIM_THRESHOLD, 512 << 20)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm import inputs
-from fedlgm.devices import exact_arithmetic, seeded
+from fedlgm.devices import exact_arithmetic, keep_freed_memory, seeded
 from fedlgm.extension import named_arguments
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
@@ -105,6 +105,7 @@ class Autograd:
     """
 
     def __init__(self, module: nn.Module, gradients: Mapping[str, Tensor], task: Task) -> None:
+        keep_freed_memory()
         self._module, self._task, parameters = module, task, dict(module.named_parameters())
         self._parameters = [parameters[name] for name in gradients]
         self._gradients = list(gradients.values())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedlgm.aggregation.kernels import empty_block
-from fedlgm.devices import exact_arithmetic
+from fedlgm.devices import exact_arithmetic, keep_freed_memory
 from fedlgm.errors import ConfigError, MemoryWarning, Notice, out_of_memory
 from fedlgm.extension import named_arguments
 from fedlgm.inputs import Inputs, parts
@@ -62,6 +62,7 @@ class VectorizedTrainer:
     ) -> None:
         require_stateless(module)
         refuse_gradient_hooks(module)
+        keep_freed_memory()
         self._layers, self._settings, self._width = layers, settings, width
         self._device = torch.device(device)
         module = module.to(self._device).train()
