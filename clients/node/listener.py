@@ -23,9 +23,10 @@ from clients.node.ask import Answer, Ask
 from clients.node.folder import NodeFolder
 from clients.node.policy import MIB, Refusal
 from clients.node.service import Service
+from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError, first_problem
-from fedlgm.node_protocol import FrameError
+from fedlgm.frames import FrameError
 from fedlgm.secagg.steps import STEPS
 
 _log = logging.getLogger("fedlgm.node")
@@ -97,7 +98,7 @@ class Listener:
             await asyncio.sleep(self._left(began))
         try:
             async with asyncio.timeout(limits.receive_seconds):
-                writer.write(protocol.encode_header(answer.header, len(answer.body)))
+                writer.write(frames.encode_header(answer.header, len(answer.body)))
                 writer.write(answer.body)  # by itself: joined it would be copied once more
                 await writer.drain()
         except (OSError, TimeoutError):
@@ -110,12 +111,12 @@ class Listener:
         limits = self._policy.limits
         try:
             async with asyncio.timeout(limits.receive_seconds):
-                prefix = await reader.readexactly(protocol.PREFIX_BYTES)
+                prefix = await reader.readexactly(frames.PREFIX_BYTES)
                 try:
-                    head, size = protocol.lengths(prefix, limits.message_mib * MIB)
+                    head, size = frames.lengths(prefix, limits.message_mib * MIB)
                 except FrameError as error:
                     raise Refusal("too-large", str(error)) from error
-                header = protocol.parse_header(await reader.readexactly(head))
+                header = frames.parse_header(await reader.readexactly(head))
                 if header.get("protocol") != protocol.PROTOCOL:
                     raise Refusal(
                         "protocol",

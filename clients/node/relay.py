@@ -14,10 +14,9 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedlgm import node_protocol as protocol
-from fedlgm import wire
+from fedlgm import frames, wire
 from fedlgm.errors import RunError
-from fedlgm.node_protocol import BODY, HEADER, MASK
+from fedlgm.frames import BODY, HEADER, MASK
 
 SOCKET = "release-socket"  # key of the SuperNode's node config
 _TIMEOUT = 3600.0
@@ -41,9 +40,9 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
     key = config.get(MASK, 0)
     if not isinstance(key, int):
         raise RunError(f"{MASK} must be a number")
-    body = protocol.body_of(content.config_records, key)
-    answer, numbers = protocol.exchange(str(socket), header, body, timeout=timeout)
-    records = protocol.body_records(numbers, key)
+    body = frames.body_of(content.config_records, key)
+    answer, numbers = frames.exchange(str(socket), header, body, timeout=timeout)
+    records = frames.body_records(numbers, key)
     first = records.pop(f"{BODY}.0", {})  # in the header's record: one object less
     reply = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(answer), **first})})
     reply.update({name: ConfigRecord(dict(values)) for name, values in records.items()})

@@ -26,11 +26,12 @@ from clients.node.policy import Refusal
 from clients.node.release import Releaser, Request
 from clients.node.row import Row
 from clients.node.secagg.service import SecureSteps
+from fedlgm import frames, privacy
 from fedlgm import node_protocol as protocol
-from fedlgm import privacy
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.files import write_durably
-from fedlgm.node_protocol import FrameError, Position, Question
+from fedlgm.frames import FrameError
+from fedlgm.node_protocol import Position, Question
 from fedlgm.secagg.cohort import Terms
 from fedlgm.secagg.steps import AHEAD, STEPS, terms_of
 
@@ -120,7 +121,7 @@ class Service:
             )
         self._check_expectation(ask.expect)
         try:
-            model = None if ask.model else protocol.vector(body, ("<f4",))
+            model = None if ask.model else frames.vector(body, ("<f4",))
         except FrameError as error:
             raise Refusal("model", str(error)) from error
         return self._releaser.understand(ask.round, ask.plan, ask.work, model), question
@@ -138,7 +139,7 @@ class Service:
         row, replayed = self._charged(ask, request, question.digest, name)
         body = self._kept(row)
         if body is None:
-            body = protocol.npy(self._releaser.make(request, name))
+            body = frames.npy(self._releaser.make(request, name))
             digest = self._keep(row, body)
         else:
             digest = protocol.sha256(body)
@@ -193,7 +194,7 @@ class Service:
                 raise Refusal("gone", "a vector has left this node in this attempt, and its sessions were restored")
             charged.append((row, replayed))
 
-        body = protocol.npy(
+        body = frames.npy(
             secure.mask(terms, ask.given, charge, lambda cohort: self._releaser.words(request, name(cohort)))
         )
         row, replayed = charged[0] if charged else (self._ledger.find(name(secure.cohort(terms))), True)

@@ -103,12 +103,13 @@ def serve(folder: NodeArgument) -> None:
 def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
     """Show whether the service answers, and the remaining budget."""
     from clients.node.folder import NodeFolder
+    from fedlgm import frames
     from fedlgm import node_protocol as protocol
     from fedlgm.errors import RunError
 
     node = NodeFolder.open(folder)
     try:
-        answer, _ = protocol.exchange(str(node.socket), protocol.HELLO, b"", timeout=60)
+        answer, _ = frames.exchange(str(node.socket), protocol.HELLO, b"", timeout=60)
     except RunError as error:
         answer = {"ok": False, "why": str(error)}
     if as_json:

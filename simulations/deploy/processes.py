@@ -14,6 +14,7 @@ from typing import cast
 
 import psutil
 
+from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
 from fedlgm.files import write_durably
@@ -132,7 +133,7 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
 def hello(folder: DeploymentFolder, name: str) -> Hello | None:
     """Statement of a node's service on this machine about its budget; None if it does not answer."""
     try:
-        header, _ = protocol.exchange(str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60)
+        header, _ = frames.exchange(str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60)
     except RunError:
         return None
     return cast(Hello, header) if header.get("ok") else None

@@ -24,9 +24,11 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clients.node.ending import on_order_to_stop
+from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import FedlgmError, RunError, first_problem
-from fedlgm.node_protocol import FrameError, Question, printable
+from fedlgm.frames import FrameError
+from fedlgm.node_protocol import Question, printable
 from fedlgm.secagg.steps import NO_MODEL
 from simulations.deploy.layout import SignerFolder
 from simulations.deploy.registration import Registration
@@ -113,8 +115,8 @@ class _Connection(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         try:
-            head, _ = protocol.lengths(self.rfile.read(protocol.PREFIX_BYTES).ljust(protocol.PREFIX_BYTES, b"\0"), 0)
-            given = _Ask.model_validate(protocol.parse_header(self.rfile.read(head)))
+            head, _ = frames.lengths(self.rfile.read(frames.PREFIX_BYTES).ljust(frames.PREFIX_BYTES, b"\0"), 0)
+            given = _Ask.model_validate(frames.parse_header(self.rfile.read(head)))
             if (given.protocol, given.ask) != (protocol.PROTOCOL, "sign"):
                 raise RunError(f"a signer of protocol {protocol.PROTOCOL} signs questions, and does nothing else")
             question = Question(**given.model_dump(exclude={"protocol", "ask"}))
@@ -128,7 +130,7 @@ class _Connection(socketserver.StreamRequestHandler):
         except Exception:  # nothing that a question holds may end the signer
             _log.exception("a question failed")
             answer = {"ok": False, "why": "see the signer's log"}
-        self.wfile.write(protocol.encode(answer))
+        self.wfile.write(frames.encode(answer))
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import PrivacyError, RunError
 from fedlgm.layers import LayerTable
@@ -79,7 +80,7 @@ class AnswerCheck:
             return Problem(why)
         plan = self.plan(question)
         try:
-            values = protocol.vector(body, plan.facts.noised_by.numbers)
+            values = frames.vector(body, plan.facts.noised_by.numbers)
         except RunError as error:
             return Problem(f"its answer cannot be read: {error}")
         if values.shape != (plan.size,):

@@ -21,8 +21,8 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from fedlgm import frames, wire
 from fedlgm import node_protocol as protocol
-from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import Question
 from fedlgm.noised_by import NUMBERS
@@ -183,7 +183,7 @@ class NodeGrid(NumberingGrid):
         if not one.body:
             reason = f"{self._enrolment[one.client].name}: {one.lost}"
             return Message(Error(code=_LOST, reason=reason), reply_to=one.message)
-        values = protocol.vector(one.body, NUMBERS)
+        values = frames.vector(one.body, NUMBERS)
         array = Array(dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=one.body)
         metrics = MetricRecord({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
         content = RecordDict({wire.ARRAYS: ArrayRecord({wire.SUM: array}), wire.METRICS: metrics})

@@ -10,10 +10,10 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedlgm import node_protocol as protocol
-from fedlgm import wire
+from fedlgm import frames, wire
 from fedlgm.errors import RunError
-from fedlgm.node_protocol import HEADER, MASK, printable
+from fedlgm.frames import HEADER, MASK
+from fedlgm.node_protocol import printable
 from strategies.messages import message_to
 from strategies.node.enrolment import Enrolment, key_digest
 from strategies.node.round import Asked
@@ -63,7 +63,7 @@ class NodeLink:
         messages = []
         for one in asked:
             if id(one.model) not in models:
-                records = protocol.body_records(one.model, key)
+                records = frames.body_records(one.model, key)
                 models[id(one.model)] = {name: ConfigRecord(dict(values)) for name, values in records.items()}
             content = content_of(one.header, key)
             content.update(models[id(one.model)])
@@ -93,7 +93,7 @@ def content_of(header: Mapping[str, Any], mask: int = 0) -> RecordDict:
 def header_of(reply: Message) -> dict[str, Any] | None:
     """The header of an answer; None if it is not one of a release service."""
     try:
-        return protocol.parse_header(str(reply.content.config_records[wire.CONFIG][HEADER]).encode())
+        return frames.parse_header(str(reply.content.config_records[wire.CONFIG][HEADER]).encode())
     except (KeyError, RunError):
         return None
 
@@ -101,6 +101,6 @@ def header_of(reply: Message) -> dict[str, Any] | None:
 def body_of(reply: Message, key: int) -> bytes:
     """The unmasked numbers of an answer; empty if they cannot be read."""
     try:
-        return bytes(protocol.body_of(reply.content.config_records, key))
+        return bytes(frames.body_of(reply.content.config_records, key))
     except RunError:
         return b""

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import Position, Question, printable
@@ -72,7 +73,7 @@ def signed_at(socket: Path, question: Question) -> str:
     """
     header = {"protocol": protocol.PROTOCOL, "ask": "sign", **asdict(question)}
     try:
-        answer, _ = protocol.exchange(str(socket), header, b"", timeout=_PATIENCE_S)
+        answer, _ = frames.exchange(str(socket), header, b"", timeout=_PATIENCE_S)
     except RunError as error:
         raise RunError(f"the signer of this deployment's questions does not answer: {error}") from error
     if answer.get("ok") is not True:

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
+from fedlgm import frames, wire
 from fedlgm import node_protocol as protocol
-from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.integer import centred
 from fedlgm.node_protocol import Question
@@ -193,7 +193,7 @@ class _Attempt:
             following = self._following()
             for one in self._trip("mask", given, following):
                 assert one.answer is not None
-                words = protocol.vector(one.body, WORDS).astype(np.uint32)
+                words = frames.vector(one.body, WORDS).astype(np.uint32)
                 server.add(one.client, words, str(one.answer.get("sent")))
             answered = server.answered()
             signed = server.sent() or self._agreed(answered)
@@ -233,7 +233,7 @@ class _Attempt:
             return None
         # The shortest: headers differ by the position of a node's ledger, which a hostile node may state at length.
         header = min(len(json.dumps(one)) for one in self._headers.values())
-        if header + _NODE_BYTES * len(self._clients) + _OTHER_BYTES > protocol.HEADER_BYTES:
+        if header + _NODE_BYTES * len(self._clients) + _OTHER_BYTES > frames.HEADER_BYTES:
             return None  # found out later, it would void this round
         with suppress(RunError):  # a signer may refuse this plan for the next round: that does not make this one void
             return _Attempt(self._grid, self.round + 1, self._plan, self._clients)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedlgm import models
+from fedlgm import frames, models
 from fedlgm import node_protocol as protocol
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import Question
@@ -42,8 +42,8 @@ def main(grid, context):
         messages = []
         for number, case in enumerate(wave):
             body = bytes.fromhex(case["body"])
-            content = RecordDict({"config": ConfigRecord({protocol.HEADER: case["header"], "number": number}),
-                                  protocol.BODY + ".0": ConfigRecord({protocol.BODY: body})})
+            content = RecordDict({"config": ConfigRecord({frames.HEADER: case["header"], "number": number}),
+                                  frames.BODY + ".0": ConfigRecord({frames.BODY: body})})
             messages.append(Message(content, nodes[case["client"]], case["type"], group_id="x"))
         sent = {id_: case for id_, case in zip(grid.push_messages(messages), wave) if id_}
         deadline = time.monotonic() + given["seconds"]
@@ -52,9 +52,9 @@ def main(grid, context):
                 case = sent.pop(reply.metadata.reply_to_message_id)
                 said, held = "error", ""
                 if not reply.has_error():
-                    header = json.loads(reply.content.config_records["config"][protocol.HEADER])
+                    header = json.loads(reply.content.config_records["config"][frames.HEADER])
                     said = "ok" if header.get("ok") else header["code"]
-                    body = bytes(protocol.body_of(reply.content.config_records, 0))
+                    body = bytes(frames.body_of(reply.content.config_records, 0))
                     held = hashlib.sha256(body).hexdigest() if body else ""
                 answers.append([case["name"], case["client"], said, held])
             time.sleep(0.1)
@@ -109,14 +109,14 @@ class Case:
 
 _MODULE = models.build("logistic", in_shape=(1, 8, 8), classes=10)
 MODEL = LayerTable.from_module(_MODULE).flatten(_MODULE).numpy()
-BODY = protocol.npy(MODEL)
+BODY = frames.npy(MODEL)
 MODELS = {
-    "NaN": protocol.npy(np.full_like(MODEL, np.nan)),
-    "Inf": protocol.npy(np.full_like(MODEL, np.inf)),
-    "float64": protocol.npy(MODEL.astype(np.float64)),
-    "too short": protocol.npy(MODEL[:-1]),
-    "too long": protocol.npy(np.zeros(len(MODEL) + 1, np.float32)),
-    "two dimensions": protocol.npy(MODEL[None]),
+    "NaN": frames.npy(np.full_like(MODEL, np.nan)),
+    "Inf": frames.npy(np.full_like(MODEL, np.inf)),
+    "float64": frames.npy(MODEL.astype(np.float64)),
+    "too short": frames.npy(MODEL[:-1]),
+    "too long": frames.npy(np.zeros(len(MODEL) + 1, np.float32)),
+    "two dimensions": frames.npy(MODEL[None]),
     "truncated": BODY[:-4],
     "not whole numbers": BODY[:-1],
     "with a tail": BODY + b"tail",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm import node_protocol as protocol
+from fedlgm import frames
 from tests.support import nodes
 from tests.support.nodes import BODY, MODEL, plan
 
@@ -55,12 +55,12 @@ OBJECTS = (
     + b"cos\nsystem\n."
 )
 MODELS = {
-    "NaN": protocol.npy(np.full(len(MODEL), np.nan, np.float32)),
-    "Inf": protocol.npy(np.full(len(MODEL), np.inf, np.float32)),
-    "float64": protocol.npy(MODEL.double().numpy()),
-    "too short": protocol.npy(MODEL[:-1].numpy()),
-    "too long": protocol.npy(np.zeros(len(MODEL) + 1, np.float32)),
-    "two dimensions": protocol.npy(MODEL.numpy()[None]),
+    "NaN": frames.npy(np.full(len(MODEL), np.nan, np.float32)),
+    "Inf": frames.npy(np.full(len(MODEL), np.inf, np.float32)),
+    "float64": frames.npy(MODEL.double().numpy()),
+    "too short": frames.npy(MODEL[:-1].numpy()),
+    "too long": frames.npy(np.zeros(len(MODEL) + 1, np.float32)),
+    "two dimensions": frames.npy(MODEL.numpy()[None]),
     "truncated": BODY[:-1],
     "with a tail": BODY + b"tail",
     "objects": OBJECTS,

@@ -21,9 +21,9 @@ from clients.node.relay import forward
 from fedlgm import mechanisms, wire
 from fedlgm.errors import RunError
 from fedlgm.facts import RunFacts, Sampling
+from fedlgm.frames import HEADER
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.method import Method
-from fedlgm.node_protocol import HEADER
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
 from strategies import CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer

@@ -22,7 +22,7 @@ import pytest
 from clients.node import listener, service
 from clients.node.folder import NodeFolder
 from clients.node.ledger import NodeLedger
-from fedlgm import mechanisms, models
+from fedlgm import frames, mechanisms, models
 from fedlgm import node_protocol as protocol
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
@@ -41,7 +41,7 @@ WORK: dict[str, Any] = {
 _MODULE = models.build("logistic", in_shape=SHAPE, classes=CLASSES)
 LAYERS = mechanisms.get("snr-consistent").table(LayerTable.from_module(_MODULE))
 MODEL = LAYERS.flatten(_MODULE)
-BODY = protocol.npy(MODEL.numpy())
+BODY = frames.npy(MODEL.numpy())
 _fork = multiprocessing.get_context("fork")
 
 
@@ -109,13 +109,13 @@ def ask(
         folder, run=run, round=round, client=client, plan=text or plan().to_json(), model=protocol.sha256(body),
         work=work or WORK, nonce=nonce,
     )  # fmt: skip
-    header, numbers = protocol.exchange(str(folder.socket), question.header(signer) | more, body, timeout=timeout)
+    header, numbers = frames.exchange(str(folder.socket), question.header(signer) | more, body, timeout=timeout)
     return header, bytes(numbers)
 
 
 def hello(folder: NodeFolder) -> dict[str, Any]:
     """What the service says of itself."""
-    return protocol.exchange(str(folder.socket), protocol.HELLO, b"", timeout=LIMIT_S)[0]
+    return frames.exchange(str(folder.socket), protocol.HELLO, b"", timeout=LIMIT_S)[0]
 
 
 def rows(folder: NodeFolder) -> list[Any]:
@@ -246,7 +246,7 @@ def served(folder: NodeFolder) -> Iterator[NodeFolder]:
 
 def numbers(body: bytes) -> np.ndarray:
     """An answer's numbers."""
-    return protocol.vector(body, ("<f4", "<f8"))
+    return frames.vector(body, ("<f4", "<f8"))
 
 
 def refused(folder: NodeFolder) -> str:

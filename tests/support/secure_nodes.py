@@ -15,12 +15,13 @@ from clients.node.ask import Ask
 from clients.node.folder import NodeFolder
 from clients.node.policy import Refusal
 from clients.node.service import Service
-from fedlgm import mechanisms, wire
+from fedlgm import frames, mechanisms, wire
 from fedlgm import node_protocol as protocol
 from fedlgm.facts import RunFacts, Sampling
+from fedlgm.frames import HEADER
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.method import Method
-from fedlgm.node_protocol import HEADER, Question, public_text
+from fedlgm.node_protocol import Question, public_text
 from fedlgm.noised_in_shares import Shares
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import Ledger
@@ -81,11 +82,11 @@ def make_nodes(path: Path, nodes: int = NODES, test_seed: int | None = None, **v
     ]
 
 
-_exchange = protocol.exchange
+_exchange = frames.exchange
 
 
 class Served:
-    """Services of some nodes in this process, by the paths of their sockets, behind `protocol.exchange`."""
+    """Services of some nodes in this process, by the paths of their sockets, behind `frames.exchange`."""
 
     def __init__(self, folders: list[NodeFolder]) -> None:
         self.folders = folders
@@ -106,12 +107,12 @@ class Served:
             self.stop(folder)
 
     def exchange(self, path: str, header: Any, body: Any, **_: Any) -> tuple[dict[str, Any], memoryview]:
-        """See `protocol.exchange`."""
+        """See `frames.exchange`."""
         if path not in self.services:  # in a process of its own, or nowhere
             return _exchange(path, header, body, timeout=LIMIT_S)
         text = header if isinstance(header, str) else json.dumps(header)
         try:
-            ask = Ask.model_validate(protocol.parse_header(text.encode()))
+            ask = Ask.model_validate(frames.parse_header(text.encode()))
             answer = self.services[path].answer(ask, bytes(body))
         except Refusal as refusal:
             return refusal.header, memoryview(b"")
@@ -141,7 +142,7 @@ class SecureFederation:
         """Round and step of each question that the server has sent since the last call, by client."""
         asked: dict[int, list[tuple[int, str]]] = {client: [] for client in range(NODES)}
         for client, message in self.link.sent:
-            header = protocol.parse_header(str(message.content.config_records[wire.CONFIG][HEADER]).encode())
+            header = frames.parse_header(str(message.content.config_records[wire.CONFIG][HEADER]).encode())
             if header["ask"] in STEPS:
                 asked[client].append((header["round"], header["ask"]))
         self.link.sent.clear()
@@ -195,7 +196,7 @@ class SecureFederation:
         body = BODY if step == "mask" else b""
         header |= {} if body else {"model": question.model}
         answer, numbers = self.served.exchange(str(self.folders[client].socket), header, body)
-        return answer | ({"words": protocol.vector(bytes(numbers), WORDS)} if numbers else {})
+        return answer | ({"words": frames.vector(bytes(numbers), WORDS)} if numbers else {})
 
     def steps(self, signer: Any = None, directly: bool = False, **values: Any) -> Any:
         """The calls of one round as (step, client, call), a generator that is sent the answers; it returns the sum.

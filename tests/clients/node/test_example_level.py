@@ -13,8 +13,7 @@ from clients.node.folder import NodeFolder
 from clients.node.release import Releaser
 from clients.node.row import EXAMPLE
 from clients.node.service import Service
-from fedlgm import mechanisms, models, privacy
-from fedlgm import node_protocol as protocol
+from fedlgm import frames, mechanisms, models, privacy
 from fedlgm.errors import LedgerError
 from fedlgm.example_level.trainer import ExampleTrainer, digest_of, local_steps
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
@@ -55,7 +54,7 @@ def test_every_step_is_noised_and_charged(tmp_path):
         for round_ in range(1, 9):
             said, body = ask(folder, text=loud.to_json(), round=round_, work=WORK)
             assert said["ok"], said
-            drawn.append(protocol.vector(body, ("<f4", "<f8")))
+            drawn.append(frames.vector(body, ("<f4", "<f8")))
         values = np.concatenate(drawn).astype(float)
         expected = LR * 50.0 / BATCH * np.sqrt(STEPS)
         assert np.std(values) == pytest.approx(expected, rel=4 / np.sqrt(2 * len(values)))

@@ -18,10 +18,10 @@ from flwr.proto.task_pb2 import Task
 from clients import flower_private
 from clients.node import executor
 from clients.node.relay import forward
+from fedlgm import frames, wire
 from fedlgm import node_protocol as protocol
-from fedlgm import wire
 from fedlgm.errors import RunError
-from fedlgm.node_protocol import BODY, HEADER, MASK
+from fedlgm.frames import BODY, HEADER, MASK
 from tests.support import nodes
 from tests.support.nodes import ask, make_node, served
 from tests.support.patience import LIMIT_S
@@ -32,7 +32,7 @@ def content(header: str) -> RecordDict:
 
 
 def message(header: str, key: int) -> RecordDict:
-    records = {name: ConfigRecord(values) for name, values in protocol.body_records(nodes.BODY, key).items()}
+    records = {name: ConfigRecord(values) for name, values in frames.body_records(nodes.BODY, key).items()}
     return RecordDict({wire.CONFIG: ConfigRecord({HEADER: header, MASK: key}), **records})
 
 
@@ -48,14 +48,14 @@ def test_the_relay_passes_on_what_the_service_says(tmp_path, monkeypatch):
         passed = json.loads(reply.config_records[wire.CONFIG][HEADER])
         assert passed["question"] == said["question"]
         assert passed["signature"] == said["signature"]
-        assert protocol.body_of(reply.config_records, 0) == body
+        assert frames.body_of(reply.config_records, 0) == body
         assert list(reply) == [wire.CONFIG]
-        monkeypatch.setattr(protocol, "RECORD_BYTES", 64)
+        monkeypatch.setattr(frames, "RECORD_BYTES", 64)
         hidden = message(header(), 12345)
         assert len(hidden) > 2
         reply = forward(hidden, folder.socket)
         assert len(reply) > 1
-        assert protocol.body_of(reply.config_records, 12345) == body
+        assert frames.body_of(reply.config_records, 12345) == body
         damaged = message(header(), 0)
         damaged.config_records[f"{BODY}.1"][BODY] = 1.0
         with pytest.raises(RunError, match="must be bytes"):

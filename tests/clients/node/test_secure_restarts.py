@@ -11,6 +11,7 @@ import pytest
 from clients.node.ledger import NodeLedger
 from clients.node.secagg.store import SessionStore
 from clients.node.service import Service
+from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import LedgerError, RunError
 from tests.support import nodes as local
@@ -172,7 +173,7 @@ def test_a_restored_session_store_masks_nothing_again(federation):
 
 def masks_another_model(federation, given):
     """The code of node 0's refusal, and the size of its body, if it is asked for the vector of another model."""
-    other = protocol.npy(local.MODEL.numpy() + np.float32(1))
+    other = frames.npy(local.MODEL.numpy() + np.float32(1))
     header = federation.question(0, model=protocol.sha256(other)).header() | {"ask": "mask", "given": given}
     answer, numbers = federation.served.exchange(str(federation.folders[0].socket), header, other)
     return answer.get("code"), len(numbers)

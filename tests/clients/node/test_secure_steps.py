@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clients.node.secagg.store import SessionStore
 from clients.node.service import Service
+from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import ConfigError, LedgerError
 from fedlgm.node_protocol import public_text
@@ -194,7 +195,7 @@ def test_the_signature_of_a_question_serves_for_that_question_alone(made, tmp_pa
     served = Served([folder])
     try:
         question = replace(SecureFederation(tmp_path, served).question(0), model=model)
-        bodies = {"": b"", "empty": protocol.npy(np.zeros(0, np.float32)), "model": local.BODY}
+        bodies = {"": b"", "empty": frames.npy(np.zeros(0, np.float32)), "model": local.BODY}
         found = {}
         for step in (*STEPS, "release"):
             for named in ("", NO_MODEL, protocol.sha256(local.BODY)):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from clients.node.row import CLIENT
-from fedlgm import correlation, mechanisms, models
+from fedlgm import correlation, frames, mechanisms, models
 from fedlgm import node_protocol as protocol
 from fedlgm.facts import Sampling
 from fedlgm.layers import LayerTable
@@ -46,7 +46,7 @@ def test_the_same_question_is_one_release_whatever_the_run_is_called(node):
 
 
 def test_other_questions_are_other_releases_with_other_noise(node):
-    other_model = protocol.npy(MODEL.numpy() + np.float32(1e-6))
+    other_model = frames.npy(MODEL.numpy() + np.float32(1e-6))
     answers = [
         ask(node)[1], ask(node, round=2)[1], ask(node, body=other_model)[1], ask(node, text=plan(5.0).to_json())[1],
         ask(node, work=nodes.WORK | {"training": {"lr": 0.2, "epochs": 1, "batch_size": 8}})[1],
@@ -219,7 +219,7 @@ def test_another_task_that_the_policy_lists(tmp_path):
     text = (
         mechanisms.get("snr-consistent").plan(layers, plan().facts, Transcript.start(layers.flatten(module))).to_json()
     )
-    body = protocol.npy(layers.flatten(module).numpy())
+    body = frames.npy(layers.flatten(module).numpy())
     with served(folder):
         work = nodes.WORK | {"task": {"name": "regression", "loss": "huber"}}
         assert ask(folder, text=text, body=body, work=work)[0]["ok"]

@@ -17,7 +17,7 @@ from clients.node.folder import NodeFolder
 from clients.node.ledger import NodeLedger
 from clients.node.listener import moment
 from clients.node.release import Releaser
-from fedlgm import mechanisms, models
+from fedlgm import frames, mechanisms, models
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
 from fedlgm.layers import LayerTable
@@ -45,12 +45,12 @@ def test_answers_that_nobody_reads_are_dropped(tmp_path):
     edit(folder, "receive_seconds = 60.0", "receive_seconds = 0.5")
     module = models.build("mlp", in_shape=nodes.SHAPE, classes=3, hidden=[50_000])
     layers = mechanisms.get("gaussian").table(LayerTable.from_module(module))
-    body = protocol.npy(layers.flatten(module).numpy())
+    body = frames.npy(layers.flatten(module).numpy())
     work = nodes.WORK | {"model": {"name": "mlp", "hidden": [50_000]}, "mechanism": {"name": "gaussian"}}
     text = mechanisms.get("gaussian").plan(layers, plan().facts, Transcript.start(layers.flatten(module))).to_json()
     with nodes.NodeProcess(folder) as process:
         assert ask(folder, body=body, work=work, text=text)[0]["ok"]
-        frame = protocol.encode(nodes.asked(folder, model=protocol.sha256(body), work=work, plan=text).header(), body)
+        frame = frames.encode(nodes.asked(folder, model=protocol.sha256(body), work=work, plan=text).header(), body)
         before, links = psutil.Process(process.pid).num_fds(), []
         for _ in range(3):
             links.append(socket.socket(socket.AF_UNIX))
@@ -124,7 +124,7 @@ class TestTimesOfAnswers:
 
     def test_are_counted_from_the_question_not_from_the_connection(self, slow):
         """Else whoever connects half a second earlier learns whether training took longer than half a second."""
-        frame = protocol.encode(nodes.asked(slow).header(), BODY)
+        frame = frames.encode(nodes.asked(slow).header(), BODY)
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(LIMIT_S)
             link.connect(str(slow.socket))

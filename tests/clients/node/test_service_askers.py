@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from tests.support import nodes
 from tests.support.nodes import BODY, ask, make_node, rows, served
@@ -43,7 +44,7 @@ def test_a_question_for_another_node_is_refused(tmp_path):
     server = Ed25519PrivateKey.generate()
     before = make_node(tmp_path / "before", server_key=protocol.public_text(server))
     with served(make_node(tmp_path / "node", server_key=protocol.public_text(server))) as folder:
-        header, _ = protocol.exchange(str(folder.socket), nodes.asked(before).header(server), BODY, timeout=LIMIT_S)
+        header, _ = frames.exchange(str(folder.socket), nodes.asked(before).header(server), BODY, timeout=LIMIT_S)
     assert header["code"] == "unsigned"
 
 
@@ -53,4 +54,4 @@ def test_what_is_expected_of_the_ledger_cannot_be_taken_out_of_a_question(tmp_pa
         position = ask(folder, signer=server)[0]["position"]
         header = nodes.asked(folder, round=2, expect=position).header(server)
         del header["expect"]
-        assert protocol.exchange(str(folder.socket), header, BODY, timeout=LIMIT_S)[0]["code"] == "unsigned"
+        assert frames.exchange(str(folder.socket), header, BODY, timeout=LIMIT_S)[0]["code"] == "unsigned"

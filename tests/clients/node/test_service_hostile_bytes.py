@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clients.node.folder import NodeFolder
+from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.node_protocol import Question
 from tests.support import nodes
@@ -24,14 +25,14 @@ LEAVES = st.one_of(
 )  # fmt: skip
 FRAMES = st.one_of(
     st.binary(max_size=200),
-    st.builds(lambda h, b: protocol.encode({}, b)[:8] + h, st.binary(max_size=50), st.binary(max_size=20)),
+    st.builds(lambda h, b: frames.encode({}, b)[:8] + h, st.binary(max_size=50), st.binary(max_size=20)),
     st.builds(
         lambda header, body: struct.pack("<IQ", len(header), len(body)) + header + body,
         st.one_of(st.binary(max_size=100), st.text(max_size=100).map(str.encode)),
         st.binary(max_size=100),
     ),
     st.builds(
-        lambda values, body: protocol.encode(values, body),
+        lambda values, body: frames.encode(values, body),
         st.dictionaries(
             st.sampled_from(["protocol", "ask", "run", "round", "client", "plan", "work", "nonce", "expect", "x"]),
             st.recursive(
@@ -47,7 +48,7 @@ FRAMES = st.one_of(
         st.integers(0, 3000), st.integers(1, 255), st.integers(0, 3000),
     ),
 )  # fmt: skip
-WHOLE = protocol.encode(
+WHOLE = frames.encode(
     Question("run", 1, 1, plan().to_json(), protocol.sha256(BODY), nodes.WORK, "00").header(), BODY
 )  # for client 1: whole, it is refused
 
@@ -77,8 +78,8 @@ def send(path: Path, data: bytes) -> bytes:
 def _check_fuzz(folder: NodeFolder, frame: bytes) -> None:
     answer = send(folder.socket, frame)
     if answer:
-        head, _ = protocol.lengths(answer[: protocol.PREFIX_BYTES], 1 << 20)
-        header = protocol.parse_header(answer[protocol.PREFIX_BYTES : protocol.PREFIX_BYTES + head])
+        head, _ = frames.lengths(answer[: frames.PREFIX_BYTES], 1 << 20)
+        header = frames.parse_header(answer[frames.PREFIX_BYTES : frames.PREFIX_BYTES + head])
         assert header["ok"] is False or "epsilon_spent" in header
 
 
@@ -108,7 +109,7 @@ def test_a_refusal_is_short_whatever_was_asked(lasting, more):
     """It travels back in a header, and is a line of this node's log."""
     log = lasting.path.with_name("node.log")
     before = log.stat().st_size
-    header, _ = protocol.exchange(str(lasting.socket), nodes.asked(lasting).header() | more, BODY, timeout=LIMIT_S)
+    header, _ = frames.exchange(str(lasting.socket), nodes.asked(lasting).header() | more, BODY, timeout=LIMIT_S)
     assert header["ok"] is False
     assert len(header["why"]) <= 1000
     assert log.stat().st_size - before < 3000

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from clients.node.folder import NodeFolder
+from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.node_protocol import Question
 from tests.support import nodes
@@ -106,7 +107,7 @@ class TestTrainingThatFails:
     ],
 )
 def test_other_questions_are_refused_and_cost_nothing(lasting, code, more):
-    header, _ = protocol.exchange(
+    header, _ = frames.exchange(
         str(lasting.socket),
         Question("run", 1, 0, plan().to_json(), protocol.sha256(BODY), nodes.WORK, "00").header() | more,
         BODY,
@@ -117,7 +118,7 @@ def test_other_questions_are_refused_and_cost_nothing(lasting, code, more):
 
 
 def test_a_crafted_model_is_bounded_and_noised_like_any_other(node):
-    header, body = ask(node, body=protocol.npy(np.full(len(MODEL), 1e30, np.float32)))
+    header, body = ask(node, body=frames.npy(np.full(len(MODEL), 1e30, np.float32)))
     assert header["ok"]
     values = numbers(body)
     assert np.isfinite(values).all()

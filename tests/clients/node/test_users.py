@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from clients.node.folder import NodeFolder
+from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from tests.support.nodes import edit, hello, make_node, served
 from tests.support.patience import LIMIT_S
@@ -113,6 +114,6 @@ def test_the_policy_names_the_users_that_may_ask(place):
     with served(folder):
         assert hello(folder)["code"] == "peer"
         assert (
-            protocol.exchange(str(folder.socket), {"protocol": protocol.PROTOCOL}, b"", timeout=LIMIT_S)[0]["code"]
+            frames.exchange(str(folder.socket), {"protocol": protocol.PROTOCOL}, b"", timeout=LIMIT_S)[0]["code"]
             == "peer"
         )

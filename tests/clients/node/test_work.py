@@ -21,7 +21,7 @@ from clients.node.policy import Policy, Refusal
 from clients.node.release import Releaser
 from clients.node.row import EXAMPLE
 from clients.node.work import Work, options_of
-from fedlgm import mechanisms, models, privacy
+from fedlgm import frames, mechanisms, models, privacy
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.trainer import ExampleTrainer, digest_of, local_steps
@@ -38,7 +38,7 @@ from tests.support.patience import LIMIT_S
 MODEL = {"name": "mlp", "hidden": [5]}  # two layers
 MODULE = models.build("mlp", in_shape=nodes.SHAPE, classes=nodes.CLASSES, hidden=[5], seed=0)
 WEIGHTS = LayerTable.from_module(MODULE).flatten(MODULE)
-BODY = protocol.npy(WEIGHTS.numpy())
+BODY = frames.npy(WEIGHTS.numpy())
 PER_LAYER = {"name": "dp-sgd", "style": "per-layer", "allocation": "snr-consistent"}
 ASKED: dict[str, dict[str, Any]] = {
     "per layer": PER_LAYER,
@@ -91,7 +91,7 @@ def test_a_node_carries_out_what_is_asked(tmp_path, case):
     with served(make_node(tmp_path / "node", unit="example", test_seed=1)) as folder:
         said, body = ask(folder, text=text, body=BODY, work=work(options))
         assert said["ok"], said
-        found = protocol.vector(body, ("<f4", "<f8"))
+        found = frames.vector(body, ("<f4", "<f8"))
         (row,) = rows(folder)
     one = plan(options)
     assert len(found) == one.size
@@ -158,7 +158,7 @@ def test_thousands_of_options_are_refused_before_anything_is_built(lasting, sect
 def test_numbers_that_are_none_are_refused(lasting, number):
     """JSON has no NaN, and Python reads 1e999 as infinity."""
     header = json.dumps(nodes.asked(lasting, work=work(PER_LAYER | {"bound": 12345.5})).header())
-    said, _ = protocol.exchange(str(lasting.socket), header.replace("12345.5", number), BODY, timeout=LIMIT_S)
+    said, _ = frames.exchange(str(lasting.socket), header.replace("12345.5", number), BODY, timeout=LIMIT_S)
     assert said["code"] == "frame"
 
 
@@ -230,10 +230,10 @@ def test_a_signature_covers_the_options(tmp_path):
             {"name": "lm-dp-sgd", "weights": "public"},
         ):
             changed = signed | {"work": work(other)}
-            said, _ = protocol.exchange(str(folder.socket), changed, BODY, timeout=LIMIT_S)
+            said, _ = frames.exchange(str(folder.socket), changed, BODY, timeout=LIMIT_S)
             assert said["code"] == "unsigned"
         assert rows(folder) == []
-        assert protocol.exchange(str(folder.socket), signed, BODY, timeout=LIMIT_S)[0]["ok"]
+        assert frames.exchange(str(folder.socket), signed, BODY, timeout=LIMIT_S)[0]["ok"]
     assert len(rows(folder)) == 1
 
 
@@ -244,7 +244,7 @@ def test_other_options_are_another_release_with_other_noise(tmp_path):
         for options in (PER_LAYER, PER_LAYER | {"floor": 0.1}, PER_LAYER | {"bound": 0.9}, PER_LAYER):
             said, body = ask(folder, text=text, body=BODY, work=work(options))
             assert said["ok"], said
-            found.append(protocol.vector(body, ("<f4", "<f8")))
+            found.append(frames.vector(body, ("<f4", "<f8")))
         assert (found[0] == found[3]).all()  # the same question
         for i in range(3):
             for j in range(i):
@@ -255,7 +255,7 @@ def test_other_options_are_another_release_with_other_noise(tmp_path):
 
 def test_another_protocol_is_named(lasting):
     header = nodes.asked(lasting).header() | {"protocol": protocol.PROTOCOL - 1}
-    said, _ = protocol.exchange(str(lasting.socket), header, BODY, timeout=LIMIT_S)
+    said, _ = frames.exchange(str(lasting.socket), header, BODY, timeout=LIMIT_S)
     assert said["code"] == "protocol"
     assert f"protocol {protocol.PROTOCOL - 1}" in said["why"]
     assert f"protocol {protocol.PROTOCOL}," in said["why"]

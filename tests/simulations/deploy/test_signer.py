@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from patience import wait_until
 
+from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import Question
@@ -107,12 +108,12 @@ def test_the_process_answers_and_survives_what_is_no_question(folder, question):
     process = subprocess.Popen([sys.executable, "-m", "simulations.deploy.signer", str(folder.signer.path)])
     try:
         wait_until(folder.signer.socket.exists, "the signer")
-        for raw in (b"", b"\xff" * 12, protocol.encode({"ask": "sign"}), protocol.encode(protocol.HELLO)):
+        for raw in (b"", b"\xff" * 12, frames.encode({"ask": "sign"}), frames.encode(protocol.HELLO)):
             with socket.socket(socket.AF_UNIX) as link:
                 link.connect(str(folder.signer.socket))
                 link.sendall(raw)
                 link.shutdown(socket.SHUT_WR)
-                assert not protocol.parse_header(link.recv(1 << 16)[protocol.PREFIX_BYTES :])["ok"]
+                assert not frames.parse_header(link.recv(1 << 16)[frames.PREFIX_BYTES :])["ok"]
         with pytest.raises(RunError, match="does not sign this one: the run 'mine' is not registered"):
             signed_at(folder.signer.socket, replace(question, run="mine"))
         signature = signed_at(folder.signer.socket, question)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedlgm import node_protocol as protocol
+from fedlgm import frames
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.deploy.create import create
@@ -39,7 +39,7 @@ def test_thirty_services_give_the_simulations_model(tmp_path, monkeypatch):
     for folder in folders:
         edit(folder, "reply_every_seconds = 0.5", "reply_every_seconds = 0.0")
     served = Served(folders)
-    monkeypatch.setattr(protocol, "exchange", served.exchange)
+    monkeypatch.setattr(frames, "exchange", served.exchange)
     try:
         keys, reports, lines = [pem() for _ in folders], list[RoundReport](), list[str]()
         enrolled = Enrolment.load(lab.enrolment_file).model_dump()["node"]

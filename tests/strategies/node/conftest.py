@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlgm import node_protocol as protocol
+from fedlgm import frames
 from tests.support.node_grids import NodeFederation
 from tests.support.secure_nodes import SecureFederation, Served, make_nodes
 
@@ -25,6 +25,6 @@ def federation(tmp_path: Path) -> Iterator[NodeFederation]:
 def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SecureFederation]:
     """Five nodes that answer only in secure sums, and their server."""
     served = Served(make_nodes(tmp_path))
-    monkeypatch.setattr(protocol, "exchange", served.exchange)
+    monkeypatch.setattr(frames, "exchange", served.exchange)
     yield SecureFederation(tmp_path, served)
     served.close()

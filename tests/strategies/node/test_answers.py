@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from clients.node.release import Releaser
 from fedlgm import wire
 from fedlgm.errors import RunError
-from fedlgm.node_protocol import BODY, HEADER
+from fedlgm.frames import BODY, HEADER
 from tests.support.node_grids import altered, pem
 from tests.support.nodes import NodeProcess, make_node, rows
 

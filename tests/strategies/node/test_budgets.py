@@ -125,12 +125,12 @@ def test_a_node_that_is_behind_is_brought_forth(federation):
 
 def test_a_stranger_learns_nothing_by_asking_what_is_left(federation):
     """No more than that what he asks for fits: and nothing is charged."""
-    from fedlgm import node_protocol as protocol
+    from fedlgm import frames
 
     header = need(3).header(0, "00")
-    answer, body = protocol.exchange(str(federation.folders[0].socket), header, b"", timeout=60)
+    answer, body = frames.exchange(str(federation.folders[0].socket), header, b"", timeout=60)
     assert (answer["releases"], bytes(body)) == (3, b"")
     assert set(answer) == {"ok", "protocol", "client", "releases", "signature"}
-    refused, _ = protocol.exchange(str(federation.folders[0].socket), header | {"client": 1}, b"", timeout=60)
+    refused, _ = frames.exchange(str(federation.folders[0].socket), header | {"client": 1}, b"", timeout=60)
     assert refused["code"] == "client"
     assert json.dumps(rows(federation.folders[0])) == "[]"

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedlgm import wire
 from fedlgm.errors import PrivacyError, RunError
-from fedlgm.node_protocol import HEADER
+from fedlgm.frames import HEADER
 from fedlgm.plan import ReleasePlan
 from strategies.node import answers
 from strategies.node.round import Patience

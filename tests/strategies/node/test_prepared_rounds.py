@@ -9,7 +9,7 @@ import pytest
 
 from clients.node.ask import Ask
 from clients.node.policy import Refusal
-from fedlgm import node_protocol as protocol
+from fedlgm import frames
 from fedlgm.errors import RunError
 from fedlgm.secagg.cohort import Advert
 from strategies.node import secure_grid
@@ -30,13 +30,13 @@ def test_a_service_that_is_started_again_between_rounds_keeps_what_was_prepared(
     exchange = secure.served.exchange
 
     def started_again(path, header, body, **more):
-        if Ask.model_validate(protocol.parse_header(header.encode())).ask == "mask":
+        if Ask.model_validate(frames.parse_header(header.encode())).ask == "mask":
             folder = next(one for one in secure.folders if str(one.socket) == path)
             secure.served.stop(folder)
             secure.served.start(folder)
         return exchange(path, header, body, **more)
 
-    monkeypatch.setattr(protocol, "exchange", started_again)
+    monkeypatch.setattr(frames, "exchange", started_again)
     secure.run(2)
     assert secure.asked()[0] == of_round(1) + of_round(2, *SHORT)
     assert secure.reports[1].answered == [f"n{client}" for client in range(NODES)]
@@ -69,7 +69,7 @@ def test_what_was_prepared_and_lost_since_is_exchanged_anew_and_charges_nobody_t
     exchange, older, lost = secure.served.exchange, {}, secure.folders[1:3]
 
     def copying(path, header, body, **more):
-        ask = Ask.model_validate(protocol.parse_header(header.encode()))
+        ask = Ask.model_validate(frames.parse_header(header.encode()))
         if (ask.round, ask.ask) == (1, "unmask"):  # keys for round 2 are there, shares are not yet
             older[path] = Path(secure.folders[ask.client].rounds_file).read_bytes()
         return exchange(path, header, body, **more)
@@ -88,7 +88,7 @@ def test_what_was_prepared_and_lost_since_is_exchanged_anew_and_charges_nobody_t
                 folder.rounds_file.write_bytes(older[str(folder.socket)])
             secure.served.start(folder)
 
-    monkeypatch.setattr(protocol, "exchange", copying)
+    monkeypatch.setattr(frames, "exchange", copying)
     monkeypatch.setattr(secure_grid, "_RESTART_S", 0.0)
     grid = secure.grid()
     grid._on_round = lose
@@ -108,17 +108,17 @@ def test_a_message_that_would_be_too_long_asks_nothing_ahead(secure, monkeypatch
     exchange, longest = secure.served.exchange, {}
 
     def measuring(path, header, body, **more):
-        ask = Ask.model_validate(protocol.parse_header(header.encode()))
+        ask = Ask.model_validate(frames.parse_header(header.encode()))
         longest[bool(ask.ahead)] = max(longest.get(bool(ask.ahead), 0), len(header.encode()))
         return exchange(path, header, body, **more)
 
-    monkeypatch.setattr(protocol, "exchange", measuring)
+    monkeypatch.setattr(frames, "exchange", measuring)
     secure.run(2)
     assert secure.asked()[0] == of_round(1) + of_round(2, *SHORT)
     assert longest[True] > longest[False]
     advert = Advert(2**31 - 1, "0" * 64, "0" * 64, "0" * 128).values()
     assert len(json.dumps([advert, {advert["client"]: advert["signature"]}])) <= secure_grid._NODE_BYTES
-    monkeypatch.setattr(protocol, "HEADER_BYTES", longest[True] - 1)
+    monkeypatch.setattr(frames, "HEADER_BYTES", longest[True] - 1)
     secure.ledger.unlink()
     secure.run(2)
     assert secure.asked()[0] == of_round(1) + of_round(2)

@@ -11,10 +11,9 @@ import torch
 from flwr.app import RecordDict
 
 from clients.node.ask import Ask
-from fedlgm import node_protocol as protocol
-from fedlgm import wire
+from fedlgm import frames, wire
 from fedlgm.errors import ConfigError, RunError
-from fedlgm.node_protocol import HEADER
+from fedlgm.frames import HEADER
 from strategies.node import polling
 from strategies.node.budgets import Need
 from tests.support.node_grids import QUICK
@@ -27,7 +26,7 @@ def silent(secure, drops):
     exchange = secure.served.exchange
 
     def ending(path, header, body, **more):
-        ask = Ask.model_validate(protocol.parse_header(header.encode()))
+        ask = Ask.model_validate(frames.parse_header(header.encode()))
         if drops.get(ask.client) == ask.ask:
             secure.served.stop(secure.folders[ask.client])
         return exchange(path, header, body, **more)
@@ -94,7 +93,7 @@ def test_a_node_that_makes_its_answer_long_loses_its_own_place_alone(secure, mon
     monkeypatch.setattr(hostile, "answer", padded)
     if step == "mask":
         monkeypatch.setattr(hostile, "sent", lambda terms: sent(terms) + " " * 10_000)
-    monkeypatch.setattr(protocol, "exchange", measuring)
+    monkeypatch.setattr(frames, "exchange", measuring)
     secure.run()
     assert secure.reports[0].answered == ["n0", "n1", "n2", "n4"]
     assert max(longest) < 10_000
@@ -127,7 +126,7 @@ def test_the_sum_is_that_of_the_nodes_own_words(secure, monkeypatch):
 )
 def test_a_node_that_drops_out_at_a_step(secure, monkeypatch, step):
     """The cohort needs all five nodes; from the second step on a sum of four is opened."""
-    monkeypatch.setattr(protocol, "exchange", silent(secure, {2: step}))
+    monkeypatch.setattr(frames, "exchange", silent(secure, {2: step}))
     if step == "advertise":
         with pytest.raises(RunError, match="the quorum is 4"):
             secure.run()
@@ -150,7 +149,7 @@ def test_more_nodes_than_a_sum_can_do_without_die_at_a_step_and_come_back(secure
     ending, died = silent(secure, {1: step, 2: step, 3: step}), set()
 
     def coming_back(path, header, body, **more):
-        ask = Ask.model_validate(protocol.parse_header(header.encode()))
+        ask = Ask.model_validate(frames.parse_header(header.encode()))
         if (ask.client, ask.ask) in died:
             return secure.served.exchange(path, header, body, **more)
         if ask.ask == step and ask.client in (1, 2, 3):
@@ -161,7 +160,7 @@ def test_more_nodes_than_a_sum_can_do_without_die_at_a_step_and_come_back(secure
             raise RunError("killed")
         return secure.served.exchange(path, header, body, **more)
 
-    monkeypatch.setattr(protocol, "exchange", coming_back)
+    monkeypatch.setattr(frames, "exchange", coming_back)
     monkeypatch.setattr(polling, "_LOOK_S", 0.01)
     secure.run()
     assert len(died) == 3
@@ -173,7 +172,7 @@ def test_more_nodes_than_a_sum_can_do_without_die_at_a_step_and_come_back(secure
 @pytest.mark.parametrize("step", ["mask", "agree", "unmask"])
 def test_below_the_threshold_a_round_is_void_and_stays_charged(secure, monkeypatch, step):
     drops = {1: "mask" if step == "agree" else step, 2: step}
-    monkeypatch.setattr(protocol, "exchange", silent(secure, drops))
+    monkeypatch.setattr(frames, "exchange", silent(secure, drops))
     moved = secure.run(1, secure.grid(dataclasses.replace(QUICK, give_up_seconds=1.0)))
     torch.testing.assert_close(moved, MODEL, rtol=0, atol=0)
     assert secure.reports[0].answered == []
@@ -221,7 +220,7 @@ def test_another_attempt_is_another_release_with_other_noise(secure):
 @pytest.mark.slow
 def test_a_relay_that_alters_answers_loses_its_node_alone(secure):
     def altered(client, message, reply):
-        header = protocol.parse_header(str(reply.config_records[wire.CONFIG][HEADER]).encode())
+        header = frames.parse_header(str(reply.config_records[wire.CONFIG][HEADER]).encode())
         if client != 3 or "said" not in header or "sealed" not in header["said"]:
             return reply
         text = str(reply.config_records[wire.CONFIG][HEADER]).replace('"commitment": "', '"commitment": "0')
