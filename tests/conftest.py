@@ -76,28 +76,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Models without a seed start alike, whichever tests ran before in this process."""
-    torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_url_opener() -> Iterator[None]:
-    """urllib keeps the proxies of its first call for good; a test that sets some must not pass them on."""
-    yield
-    urllib.request.install_opener(None)  # type: ignore[arg-type]
-
-
-@pytest.fixture(autouse=True)
-def _signals_as_before() -> Iterator[None]:
-    """The command and Ray take signals over; Ctrl-C must go on ending the tests."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 REGISTRIES = (
     allocation._SHARES,
     mechanisms._REGISTRY,
@@ -109,14 +87,25 @@ REGISTRIES = (
 """What `register` functions fill; the modules that own them register at import, and no other module does."""
 
 
-@pytest.fixture(autouse=True)
-def _registries_as_before() -> Iterator[None]:
-    """A name that one test registers must not appear to the next one."""
-    before = [dict(registry) for registry in REGISTRIES]
-    yield
-    for registry, entries in zip(REGISTRIES, before, strict=True):
-        registry.clear()
-        registry.update(entries)  # type: ignore[arg-type]
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test leaves nothing to the next one. A fixture for each of these would cost more than many of the tests.
+
+    Models without a seed start alike. A registered name is gone. Ctrl-C goes on ending the tests, although the command
+    and Ray take signals over. urllib, which keeps the proxies of its first call, reads them again.
+    """
+    torch.manual_seed(0)
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    registries = [dict(registry) for registry in REGISTRIES]
+    try:
+        return (yield)
+    finally:
+        urllib.request.install_opener(None)  # type: ignore[arg-type]
+        for number, handler in signals.items():
+            signal.signal(number, handler)
+        for registry, entries in zip(REGISTRIES, registries, strict=True):
+            registry.clear()
+            registry.update(entries)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -126,6 +126,7 @@ def test_a_run_that_cannot_pay_is_refused(tmp_path):
         simulations.tune("ten-hospitals", search={"training.lr": [1.0]}, data=found.data, folder=tmp_path / "search")
 
 
+@pytest.mark.slow
 def test_a_search_refuses_data_of_a_function_that_standardises_them(tmp_path, monkeypatch):
     (tmp_path / "my_sites.py").write_text("made = []\n\ndef standardised():\n    return made[0]\n")
     monkeypatch.syspath_prepend(tmp_path)

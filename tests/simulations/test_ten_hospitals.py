@@ -34,6 +34,7 @@ def test_auc_at_epsilon_8_is_at_least_97_percent(seed, tmp_path):
     assert result.guarantee.startswith("proven (example-level")
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_objects_is_exported_without_further_arguments(tmp_path):
     random = np.random.default_rng(0)
     table = pandas.DataFrame(random.standard_normal((200, 3)), columns=["a", "b", "c"])

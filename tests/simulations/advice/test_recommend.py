@@ -191,6 +191,7 @@ def test_a_warm_up_at_chance_is_refused() -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_warm_up_trains_as_the_recipe_does() -> None:
     """One gradient per client at a rate that only the bound makes sensible: plain training diverged at this rate."""
     rate = {"training.lr": 1000.0, "federation.server_optimizer": "adam", "federation.server_lr": 0.05}

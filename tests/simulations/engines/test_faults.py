@@ -87,6 +87,7 @@ def _run_for(run: Path, seconds: float) -> bool:
     return alive
 
 
+@pytest.mark.slow
 def test_a_killed_driver_resumes_to_the_same_model(reference: dict[str, Any], tmp_path: Path) -> None:
     started, kills = time.monotonic(), 0
     assert not _run_for(tmp_path / "whole", LIMIT_S)

@@ -127,6 +127,7 @@ def test_data_of_ones_own_is_not_pictured_in_public(
     assert "Examples by client and class" in report._division(folder, private=True)
 
 
+@pytest.mark.slow
 def test_correlated_noise_is_shown_over_the_rounds(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     """A heat map of layers and rounds, the error of the model, and that of independent noise beside it."""
     run = tmp_path / "run"
@@ -246,6 +247,7 @@ addEventListener("load", () => {{
 </script></body>"""  # in a frame: a browser's own window is never as narrow as a phone
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(_CHROMIUM is None, reason="no chromium here")
 def test_a_browser_shows_every_image_and_scrolls_only_down(adaptive: Path, tmp_path: Path) -> None:
     width = 390  # a phone's

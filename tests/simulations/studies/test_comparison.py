@@ -179,6 +179,7 @@ def test_what_was_auto_may_have_been_settled(key: str, was: str, now: object) ->
     assert not running._same(stored, recipe.load("digits", [f"training.{key}={was}", "training.lr=0.77"]))
 
 
+@pytest.mark.slow
 def test_an_interrupted_set_ends_like_an_uninterrupted_one(finished: tuple[list[Job], Path], tmp_path: Path) -> None:
     todo, out = finished
 
