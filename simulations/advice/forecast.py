@@ -27,6 +27,7 @@ from fedlgm.transcript import Transcript
 from simulations.advice.rows import ForecastRow
 from simulations.advice.score import Landscape
 from simulations.advice.setting import Setting, facts_for
+from simulations.advice.verdict import FLAT, LEVELLED
 from simulations.advice.work import OPERATIONS, operations
 from simulations.config.assembly import Assembly
 from simulations.config.decided import decided
@@ -100,7 +101,7 @@ class Rehearsals:
         Raises:
             ConfigError: the rehearsal takes too long, or the mechanism's rounds differ.
         """
-        if mechanism.name not in ("gaussian", "water-filling", *allocation.names()):
+        if mechanism.name not in (FLAT, LEVELLED, *allocation.names()):
             raise ConfigError(f"rehearsals are for rules that fix the split of the noise, not for {mechanism.name}")
         most = self._clients_of_a_round(facts)
         assembly, seed = self._assembly, self._seed

@@ -26,19 +26,15 @@ from simulations.advice.rows import Advice, LayerAdvice, StageRow
 from simulations.advice.score import Curvature, Landscape, score
 from simulations.advice.setting import Setting, setting_of
 from simulations.advice.units import Clients, Examples, Units
-from simulations.advice.verdict import advised, verdict
+from simulations.advice.verdict import FLAT, LEVELLED, advised, verdict
 from simulations.advice.work import Work
 from simulations.arguments import refuse_unknown
 from simulations.config.overrides import Overrides
 from simulations.config.recipe import Recipe
 from simulations.figures import Figures
 
-FLAT = "gaussian"
-"""The rule with which others are compared: one bound for the whole contribution."""
 RULES = tuple(rule for rule in allocation.names() if rule != "max-snr-sum")
 """The scored allocations. max-snr-sum releases only one layer, which the score of a single round cannot judge."""
-LEVELLED = "water-filling"
-"""The rule with the flat bound that cuts the largest layers of an update first; for clients only."""
 STAGES = (0.3, 0.6, 0.9)
 """The scored models, by the share of the warm-up's total decrease of the held-out loss that they have reached."""
 _AT_CHANCE = 0.95  # share of the loss of a constant prediction that a warm-up has to get below

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+FLAT = "gaussian"
+"""The rule with which others are compared: one bound for the whole contribution."""
+LEVELLED = "water-filling"
+"""The rule with the flat bound that cuts the largest layers of an update first; for clients only."""
 BETTER, WORSE = 1.2, 0.33
 """Ratios above and below which a rule is called better or worse than the flat one. docs/results/recommend.md has the
 measurements behind them."""
 
 
 def advised(scores: Mapping[str, float]) -> str:
-    """The advised rule: the best one if it is sufficiently better than the flat one, otherwise "gaussian".
+    """The advised rule: the best one if it is sufficiently better than the flat one, otherwise `FLAT`.
 
     Example:
         >>> advised({"gaussian": 1.0, "uniform": 1.9}), advised({"gaussian": 1.0, "uniform": 1.1})
         ('uniform', 'gaussian')
     """
     best = max(scores, key=lambda rule: scores[rule])
-    return best if scores[best] >= BETTER else "gaussian"
+    return best if scores[best] >= BETTER else FLAT
 
 
 def verdict(scores: Mapping[str, float], unit: str) -> str:
@@ -33,11 +37,11 @@ def verdict(scores: Mapping[str, float], unit: str) -> str:
         >>> verdict({"gaussian": 1.0, "uniform": 1.1}, "client")
         'use gaussian: no other rule is expected to be better by a fifth.'
     """
-    flat = {"client": "gaussian", "example": "dp-sgd with style = 'flat'"}[unit]
+    flat = {"client": FLAT, "example": "dp-sgd with style = 'flat'"}[unit]
     best = advised(scores)
-    if best != "gaussian":
+    if best != FLAT:
         words = f"{best} is expected to be worth {scores[best]:.2f} times the signal to noise of {flat}"
-    elif any(ratio > WORSE for rule, ratio in scores.items() if rule != "gaussian"):
+    elif any(ratio > WORSE for rule, ratio in scores.items() if rule != FLAT):
         words = f"use {flat}: no other rule is expected to be better by a fifth"
     else:
         words = f"use {flat}: every other rule is expected to be worse"
