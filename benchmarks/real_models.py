@@ -1,8 +1,9 @@
-"""Does a rule beat flat clipping on models that people train? A table of docs/results/recommend.md.
+"""Does a rule beat flat clipping on models that people train? Tables of docs/results/recommend.md and adaptive.md.
 
     python -m benchmarks.real_models predict BASE                 # scores, kept before the runs
     python -m benchmarks.real_models run BASE [--workers N]       # make or continue the studies, in runs/
-    python -m benchmarks.real_models write                        # the page's table
+    python -m benchmarks.real_models run BASE --filling           # water-filling, beside flat clipping once more
+    python -m benchmarks.real_models write                        # the tables of both pages
 
 The models are a transformer that was pretrained on public text and then frozen, with adapters (LoRA) or with its last
 block open, and a recurrent network and a transformer with embeddings, trained from a random start by Adam on the
@@ -15,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import adaptive
 from benchmarks.kept import Values
 from benchmarks.noise_and_split import WINDOWS
 from benchmarks.pages import show, table
@@ -32,6 +35,7 @@ KEPT, PREDICTED = PAGE.with_name("real-models"), PAGE.with_name("real-models-pre
 CLIENTS = 1189
 FLAT = "gaussian"
 RULES = ("uniform", "snr-consistent", "adaptive")
+FILLING = ("water-filling",)
 _CUT: dict[str, Any] = {
     "data.name": "benchmarks.noise_and_split:beginnings",
     "training.batch_size": 8,
@@ -98,30 +102,40 @@ def _predicted(setting: Setting, base: Path) -> dict[str, float]:
     return {rule: round(advice.scores[rule], 4) for rule in RULES if rule in advice.scores}
 
 
-def run(name: str, base: Path, workers: int) -> None:
-    """Make or continue one setting's study and keep its outcome."""
-    setting = SETTINGS[name]
+def kept_at(name: str, rules: Sequence[str]) -> Path:
+    """File of a setting's runs with flat clipping and these rules."""
+    return KEPT / (f"{name}.json" if rules == RULES else f"{name}-{'-'.join(rules)}.json")
+
+
+def measured(rules: Sequence[str]) -> dict[str, Setting]:
+    """The settings in which these rules have been run."""
+    return {name: setting for name, setting in SETTINGS.items() if kept_at(name, rules).exists()}
+
+
+def run(name: str, rules: Sequence[str], base: Path, workers: int) -> None:
+    """Make or continue one setting's study of flat clipping and these rules, and keep its outcome."""
+    setting, file = SETTINGS[name], kept_at(name, rules)
     found = study(
         setting.recipe,
-        grid={"mechanism": [FLAT, *RULES]},
+        grid={"mechanism": [FLAT, *rules]},
         search={"federation.server_lr": setting.rates},
         seeds=5,
         workers=workers,
         overrides=changes(setting, base),
-        folder=Path("runs") / f"real-models-{name}",
+        folder=Path("runs") / f"real-models-{file.stem}",
     )
     KEPT.mkdir(exist_ok=True)
-    strict_json.write(KEPT / f"{name}.json", kept(found.records), indent=1)
+    strict_json.write(file, kept(found.records), indent=1)
 
 
-def compared() -> str:
-    """The page's table: every rule of every setting against flat clipping, in points of accuracy."""
+def compared(rules: Sequence[str]) -> str:
+    """A page's table: these rules against flat clipping in every setting that has been run, in points of accuracy."""
     predicted = json.loads(PREDICTED.read_text(encoding="utf-8"))
     lines = []
-    for name, setting in SETTINGS.items():
-        found = Study.read(KEPT / f"{name}.json")
+    for name, setting in measured(rules).items():
+        found = Study.read(kept_at(name, rules))
         flat = found.to_frame().query("method == @FLAT")["accuracy"].mean()
-        for rule in RULES:
+        for rule in rules:
             one = found.difference(rule, FLAT, metric="accuracy")
             score = predicted[name].get(rule)
             lines.append(
@@ -145,17 +159,19 @@ def main() -> None:
     parser.add_argument("what", choices=["predict", "run", "write"])
     parser.add_argument("base", nargs="?", type=Path, help="the public base, for predict and run")
     parser.add_argument("--settings", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--filling", action="store_true", help="run water-filling instead of the other rules")
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.what == "write":
-        show(PAGE, {"real models": compared()}, write=True)
+        show(PAGE, {"real models": compared(RULES)}, write=True)
+        show(adaptive.PAGE, {"water-filling on real models": compared(FILLING)}, write=True)
     elif arguments.base is None:
         parser.error("predict and run need the file of the public base: fedlgm pretrain text-adapters")
     elif arguments.what == "predict":
         predict(arguments.base)
     else:
         for name in arguments.settings:
-            run(name, arguments.base, arguments.workers)
+            run(name, FILLING if arguments.filling else RULES, arguments.base, arguments.workers)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
     python -m benchmarks.water_filling [--tasks NAME ...] [--minutes M]   # continue the runs
     python -m benchmarks.water_filling --write                            # the table of docs/results/adaptive.md
 
-The three rules add the same noise to the sum and differ only in what they keep of a large update. On digits, clients
-are trained at once as in `benchmarks.adaptive`, and every rule gets the same search of the server learning rate over
-three seeds before it is run with five others. The transformer is that of `benchmarks.real_models`, at the rates that
-its search chose for flat and per-layer clipping; water-filling runs at the rate of flat clipping there.
+The three rules add the same noise to the sum and differ only in what they keep of a large update. Clients are trained
+at once as in `benchmarks.adaptive`, and every rule gets the same search of the server learning rate over three seeds
+before it is run with five others. `benchmarks.real_models --filling` has models for text.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import argparse
 import itertools
 import math
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,19 +22,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-import simulations
 from benchmarks.adaptive import PAGE, Federation, trained
 from benchmarks.kept import CHANGE, Kept, change
 from benchmarks.pages import show, spread, table
-from benchmarks.real_models import SETTINGS
 from fedlgm import mechanisms
 
 KEPT = PAGE.with_name("water-filling.json")
 FLAT, PER_LAYER, FILLING = RULES = ("gaussian", "uniform", "water-filling")
 SEARCHED, SEEDS = (100, 101, 102), (1, 2, 3, 4, 5)
 ROUNDS, EPSILON = 30, 3.0
-TEXT = "transformer"
-TEXT_RATES = {FLAT: 0.25, PER_LAYER: 0.5, FILLING: 0.25}
 
 
 class Digits(NamedTuple):
@@ -52,7 +46,6 @@ DIGITS = {
     "wide": Digits("digits, 64-8-1024-8-10, Adam", (8, 1024, 8), adam=True, rates=(0.05, 0.1, 0.2, 0.4)),
     "small": Digits("digits, 64-32-10, SGD", (32,), adam=False),
 }
-TASKS = (*DIGITS, TEXT)
 
 
 class AdamFederation(Federation):
@@ -72,29 +65,15 @@ class AdamFederation(Federation):
         return step
 
 
-def text_accuracy(rule: str, rate: float, seed: int) -> float:
-    """Test accuracy of one run of the transformer, in per cent."""
-    setting = SETTINGS[TEXT]
-    own = {"mechanism.name": rule, "federation.server_lr": rate, "run.seed": seed, "data.partition_seed": seed}
-    with tempfile.TemporaryDirectory() as folder:
-        changes = {**setting.changes, **own, "run.trackers": []}
-        result = simulations.simulate(setting.recipe, overrides=changes, run_dir=Path(folder) / "run")
-    return 100 * float(result["accuracy"])
-
-
 def run(task: str, rule: str, rate: float, seed: int) -> dict[str, float]:
     """Test accuracy, in per cent, of one run."""
-    if task == TEXT:
-        return {"accuracy": text_accuracy(rule, rate, seed)}
     setting = DIGITS[task]
     federation = (AdamFederation if setting.adam else Federation)(setting.hidden, seed)
     return {"accuracy": trained(federation, mechanisms.get(rule), rate, seed, ROUNDS, EPSILON)}
 
 
 def best_rate(kept: Kept, task: str, rule: str) -> float:
-    """The rate of the final runs: the one that the search chose on digits, that of `TEXT_RATES` for text."""
-    if task == TEXT:
-        return TEXT_RATES[rule]
+    """The rate of the final runs, which the search chose."""
 
     def searched(rate: float) -> float:
         rows = kept.find(task=task, rule=rule, rate=rate)
@@ -105,9 +84,8 @@ def best_rate(kept: Kept, task: str, rule: str) -> float:
 
 def missing(kept: Kept, task: str) -> Iterator[tuple[str, float, int]]:
     """(rule, rate, seed) of a task's runs in order: its search, then all rules seed by seed."""
-    if task in DIGITS:
-        for seed, rule, rate in itertools.product(SEARCHED, RULES, DIGITS[task].rates):
-            yield rule, rate, seed
+    for seed, rule, rate in itertools.product(SEARCHED, RULES, DIGITS[task].rates):
+        yield rule, rate, seed
     for seed, rule in itertools.product(SEEDS, RULES):
         yield rule, best_rate(kept, task, rule), seed
 
@@ -115,8 +93,7 @@ def missing(kept: Kept, task: str) -> Iterator[tuple[str, float, int]]:
 def compared(kept: Kept) -> str:
     """One row per task and rule: accuracy, and the paired changes against both other rules."""
     lines = []
-    for task in TASKS:
-        title = DIGITS[task].title if task in DIGITS else SETTINGS[task].title
+    for task, setting in DIGITS.items():
         best = {rule: best_rate(kept, task, rule) for rule in RULES}
         found = {rule: kept.find(task=task, rule=rule, rate=rate) for rule, rate in best.items()}
         cells = {rule: {row["seed"]: row["accuracy"] for row in rows} for rule, rows in found.items()}
@@ -125,7 +102,7 @@ def compared(kept: Kept) -> str:
             against = [
                 cell for one in (FLAT, PER_LAYER) for cell in (change(own, cells[one]) if rule != one else [""] * 3)
             ]
-            lines.append([title, rule, f"{best[rule]:g}", spread(list(own.values())), str(len(own)), *against])
+            lines.append([setting.title, rule, f"{best[rule]:g}", spread(list(own.values())), str(len(own)), *against])
     header = ["task", "rule", "server lr", "accuracy (%)", "seeds", "against flat", *CHANGE[1:]]
     return table([*header, "against per-layer", *CHANGE[1:]], lines)
 
@@ -134,7 +111,7 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
-    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=TASKS)
+    parser.add_argument("--tasks", nargs="*", choices=list(DIGITS), default=list(DIGITS))
     parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
     parser.add_argument("--write", action="store_true", help="write the table of docs/results, run nothing")
     options = parser.parse_args()
