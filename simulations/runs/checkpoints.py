@@ -72,6 +72,12 @@ class Checkpoints:
         except ValueError:
             return {}
 
+    def multiplier(self) -> float | None:
+        """Noise multiplier of the last plan; None if no checkpoint states it."""
+        facts = self.plan().get("facts")
+        stated = facts.get("noise_multiplier") if isinstance(facts, dict) else None
+        return float(stated) if isinstance(stated, int | float) else None
+
     def write(self, checkpoint: Checkpoint) -> None:
         """Add a checkpoint, atomically, and remove those that are no longer needed.
 
