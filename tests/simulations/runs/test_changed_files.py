@@ -170,13 +170,13 @@ def test_a_second_epsilon_follows_from_the_ledger_without_checkpoints(shared, co
         RunFolder.open(run).finished()
 
 
-@pytest.mark.parametrize("facts", [1.5, "nan", [], {}, {"noise_multiplier": "x"}], ids=str)
+@pytest.mark.parametrize("facts", [1.5, "nan", [], {}, {"noise_multiplier": "x"}, [1.5]], ids=str)
 def test_a_checkpoint_without_facts_states_no_multiplier(finished, copied, facts):
     run = copied(finished)
     for file in (run / "checkpoints").iterdir():
         with safe_open(file, framework="pt") as stored:
             meta = dict(stored.metadata())
-        plan = json.loads(meta["plan"]) | {"facts": facts}
+        plan = facts if facts == [1.5] else json.loads(meta["plan"]) | {"facts": facts}
         save_file(load_file(file), file, metadata=meta | {"plan": json.dumps(plan)})
     assert RunFolder.open(run).finished()["epsilon"] == RunFolder.open(finished).finished()["epsilon"]
 
