@@ -236,6 +236,20 @@ class RunFolder:
         own = {row["round"]: row for row in self.diagnostics} if private else {}
         return [cast(FullRow, own.get(row["round"], {}) | row) for row in rows]
 
+    def every_row(self, result: RunSummary, private: bool = False) -> list[FullRow]:
+        """`rows` of a finished run, for figures that need all of them.
+
+        Raises:
+            RunError: rows are missing.
+        """
+        rows = self.rows(private)
+        if len(rows) != result["rounds"]:
+            raise RunError(
+                f"{self.metrics.path} has rows of {len(rows)} rounds, the run had {result['rounds']}: restore it from "
+                "a backup"
+            )
+        return rows
+
     def audited(self) -> RunSummary:
         """The canaries' audit of a finished run, only for its operator; empty for a run that was not audited.
 

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from compared import summary_of
 from federations import tiny_values
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -18,6 +19,8 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.row_file import RowFile
 from simulations.runs.rows import CanaryRow, PrivateRow, Provenance, RoundRow, RunSummary
 from simulations.runs.shapes import misfit
+from simulations.studies import running
+from simulations.studies.jobs import Job
 
 COMMANDS = (["ledger"], ["report"], ["report", "--private"], ["export"], ["audit"], ["simulate", "--resume"])
 
@@ -197,3 +200,12 @@ def test_a_run_without_all_of_its_rows_is_not_audited(finished, copied, kept):
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:kept]))
     with pytest.raises(RunError, match=rf"metrics\.jsonl has rows of {kept} rounds, the run had 3"):
         audit_run(run, Audit())
+
+
+def test_a_study_takes_no_run_without_all_of_its_rows(tmp_path):
+    """Its noise scale is a sum over the rounds."""
+    job = Job("snr-consistent", 0, recipes.validate(tiny_values()), "run")
+    running.run([job], tmp_path)
+    (tmp_path / job.folder / "metrics.jsonl").unlink()
+    with pytest.raises(RunError, match=r"metrics\.jsonl has rows of 0 rounds, the run had 3"):
+        summary_of([job], tmp_path)
