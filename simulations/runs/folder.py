@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from fedlgm.errors import LedgerError, RunError
+from fedlgm.errors import ConfigError, LedgerError, RunError
 from fedlgm.files import Under, close_folder, open_private
 from fedlgm.keys import KeyRing
 from fedlgm.privacy.charge import Charge, Head
@@ -98,8 +98,15 @@ class RunFolder:
             file.write(line + "\n")
 
     def recipe(self) -> Recipe:
-        """The run's own recipe."""
-        return recipes.load(self.recipe_file)
+        """The run's own recipe.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        try:
+            return recipes.load(self.recipe_file)
+        except ConfigError as error:
+            raise ConfigError(f"{self.recipe_file} is not the recipe of a run: {error}") from error
 
     def owner(self) -> str:
         """Identity of the run for its ledger: the recipe's hash."""

@@ -105,6 +105,16 @@ def test_every_command_refuses_in_a_sentence_or_does_not_need_the_file(finished,
     assert refused
 
 
+@pytest.mark.parametrize("text", ["", "[run]", "x = [", "[federation]\nrounds = 0"])
+def test_a_damaged_recipe_of_a_run_is_named(finished, copied, run, text):
+    folder = copied(finished)
+    (folder / "recipe.toml").write_text(text)
+    for command in COMMANDS:
+        status, _, said = run(*command, folder)
+        assert status == 2
+        assert "recipe.toml is not the recipe of a run: " in said.replace("\n", " ")
+
+
 @pytest.mark.parametrize("name", ["model_sha256", "metrics", "headline", "engine"])
 def test_a_summary_without_a_figure_is_refused(finished, copied, name):
     file = copied(finished) / "result.json"
