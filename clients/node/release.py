@@ -21,6 +21,7 @@ from clients.updates import LocalWork
 from fedlgm import inputs, tasks
 from fedlgm.client_release import Asked, Contributions, Keys, Noised, client_release
 from fedlgm.devices import Numerics, torch_threads
+from fedlgm.errors import ConfigError
 from fedlgm.integer import words
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
@@ -93,9 +94,16 @@ class Releaser:
         self._tried: tuple[str, str] | None = None  # by `prepare`
 
     def warm(self) -> None:
-        """Take one step on the first example with a small model."""
+        """Take one step on the first example with a small model.
+
+        Raises:
+            ConfigError: no model fits the policy's data.
+        """
         work = Work(mechanism={"name": "gaussian"}, model={"name": "logistic"})
-        module = self.workshop.module(work)
+        try:
+            module = self.workshop.module(work)
+        except Refusal as refusal:
+            raise ConfigError(f"data.shape and data.classes of the policy fit no model: {refusal.why}") from refusal
         layers = LayerTable.from_module(module)
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
         if len(self._data):

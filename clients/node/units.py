@@ -59,6 +59,8 @@ class WholeData:
         """
         if job.work.exact_sums:
             raise Refusal("work", "exact_sums belongs to example-level steps; this plan bounds whole updates")
+        if plan.fills not in ((), job.layers.layers[0].parts):  # millions of parts would exhaust this node's memory
+            raise Refusal("plan", "it levels other parts of an update than the layers of the work")
 
     def event(self, plan: ReleasePlan) -> Any:
         """Cost of a release, from the bounds and the noise that this node applies."""

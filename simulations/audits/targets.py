@@ -184,7 +184,7 @@ def _replayed(
     """Canaries in a seeded run's own noise."""
     layers, recipe = assembly.layers, assembly.recipe
     keys = KeyRing.from_seed(recipe.run.seed)
-    rows = folder.rows()
+    rows = folder.every_row(result)
     count = audit.canaries or plenty(layers.size, -(-len(rows) // (assembly.facts.sampling.separation or 1)))
     canaries = Canaries(layers, count, KeyRing.from_seed(audit.seed).derive(b"canaries"))
     first = assembly.method.plan(assembly.start())

@@ -250,7 +250,7 @@ def read(recipe: str | Path | None = None) -> dict[str, Any]:
         raise ConfigError(
             f"the first argument is a recipe's name or file, got {type(recipe).__name__}: name what it is, {meant}..."
         )
-    return _read(_locate(str(recipe or DEFAULT)), depth=0)
+    return _read(_locate(DEFAULT if recipe is None else str(recipe)), depth=0)
 
 
 def validate(raw: dict[str, Any]) -> Recipe:

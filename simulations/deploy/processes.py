@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import psutil
+from pydantic import Field
 
 from fedlgm import frames
 from fedlgm import node_protocol as protocol
@@ -23,6 +24,7 @@ from simulations.deploy.layout import DeploymentFolder, Settings
 from simulations.deploy.rows import DeploymentStatus, Hello, NodeStatus, RunState
 from simulations.engines.flower_command import environment, tail
 from simulations.engines.flower_processes import end, started_under, taken, with_children
+from simulations.runs.shapes import misfit
 
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
 _STILL_CONNECTED = "[code: 2004]"
@@ -207,7 +209,15 @@ def _recorded(folder: DeploymentFolder) -> dict[str, tuple[int, float, int]]:
     """Role -> process, time of its start, and length of its log at that time."""
     if not folder.processes_file.is_file():
         return {}
-    found = json.loads(folder.processes_file.read_text())
+    try:
+        found = json.loads(folder.processes_file.read_bytes())
+    except ValueError:
+        found = None
+    wrong = misfit(found, dict[str, Annotated[list[float], Field(min_length=2, max_length=3)]])
+    if wrong:
+        raise RunError(
+            f"{folder.processes_file} is damaged ({wrong}): end the processes that still run, then delete the file"
+        )
     return {role: (int(pid), float(born), sum(since)) for role, (pid, born, *since) in found.items()}
 
 

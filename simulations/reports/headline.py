@@ -15,10 +15,10 @@ def headline(row: Mapping[str, Any]) -> tuple[str, float]:
     """Name and value of the headline metric of a summary or of an evaluated round.
 
     Raises:
-        RunError: the row is from an earlier version of fedlgm and names no headline metric.
+        RunError: the row is from an earlier version of fedlgm or was changed: it has no headline metric.
     """
-    if "headline" not in row:
-        raise RunError("the run's figures name no headline metric: show this run with the version that made it")
+    if row.get("headline") not in row.get("metrics", {}):
+        raise RunError("the run's figures have no headline metric: show this run with the version that made it")
     return row["headline"], float(row["metrics"][row["headline"]])
 
 

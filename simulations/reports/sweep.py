@@ -87,7 +87,8 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = (), publi
             examples as the recipe's clients have.
 
     Raises:
-        ConfigError: the recipe is unknown or protects examples, or an override sets a key that the sweep varies.
+        ConfigError: the recipe is unknown or protects examples, an override sets a key that the sweep varies, or no
+            setting has a plan.
 
     Example:
         >>> report = sweep_report("digits", ["federation.rounds=1", "federation.rate=1.0"])
@@ -108,6 +109,9 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = (), publi
                 "(privacy.unit): leave out --sweep"
             )
         made = [_row(recipe, changes, base, epsilon, clients) for epsilon in EPSILONS for clients in CLIENTS]
+        reasons = [row.get("refused", "") for row, _ in made]
+        if all(reasons):
+            raise ConfigError(reasons[0])
         reason = _forecast(recipe, changes, public, made)
     return {
         "recipe": base.name,

@@ -7,6 +7,7 @@ check first, and take the guarantee's sentence from the recipe (`protection`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedlgm.errors import LedgerError
@@ -19,6 +20,9 @@ from simulations.runs.stopping import reported_epsilon
 
 _TOLERANCE = 1e-3
 """Relative tolerance, since other versions of the accountant compute an epsilon slightly differently."""
+
+_SHOWN = ("run", "engine", "model_sha256", "ledger_head", "metrics", "headline")
+_PER_LAYER = ("clip", "sigma", "snr", "share", "layer_noise", "released_norm")
 
 
 def check_summary(
@@ -58,12 +62,51 @@ def check_summary(
         if "readers_epsilon" in result:
             facts = facts_of(recipe).with_multiplier(multiplier)
             true["readers_epsilon"] = facts.noised_by.readers_epsilon(facts, facts.rounds)
+    missing = [name for name in _SHOWN if name not in result]
+    if missing:
+        raise LedgerError(
+            f"{where} has no {missing[0]}: it was changed; restore it from a backup, or delete it, and --resume writes "
+            "it again"
+        )
     for name, value in true.items():
         if not _same(result.get(name), value):
             raise LedgerError(
                 f"{where} says {name} = {_text(result.get(name))}, recipe and ledger of the run say {_text(value)}: it "
                 "was changed; restore it from a backup, or delete it, and --resume writes it again"
             )
+
+
+def check_rows(rows: Iterable[Mapping[str, Any]], recipe: Recipe, ledger: Ledger, where: str) -> None:
+    """Refuse rows whose epsilon is below that of their round, or falls, and rows of another number of layers.
+
+    Only the first and the last one are composed. Between them no figure may be below the one before.
+
+    Args:
+        rows: public rows of the run.
+        recipe: recipe of the run.
+        ledger: verified ledger of the run.
+        where: name of the rows' file, for the message.
+
+    Raises:
+        LedgerError: the message names the round.
+    """
+    stated, layers = [], set()
+    for row in rows:
+        stated += [(row["round"], float(row["epsilon"]))] if "epsilon" in row else []
+        layers |= {len(row[name]) for name in _PER_LAYER if name in row}
+        if len(layers) > 1:
+            raise LedgerError(f"{where} has another number of layers in round {row['round']}: restore it from a backup")
+    least = 0.0
+    for place, (round_, epsilon) in enumerate(stated):
+        if place in (0, len(stated) - 1):
+            charged = ledger.epsilon(recipe.privacy.delta, recipe.privacy.accountant, through=round_)
+            least = max(least, reported_epsilon(recipe, charged))
+        if not epsilon >= least * (1 - _TOLERANCE):
+            raise LedgerError(
+                f"{where} says epsilon = {_text(epsilon)} in round {round_}, by the ledger it is at least "
+                f"{_text(least)}: it was changed; restore it from a backup"
+            )
+        least = epsilon
 
 
 def _same(stated: object, true: object) -> bool:

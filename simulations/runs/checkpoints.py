@@ -68,9 +68,16 @@ class Checkpoints:
         """JSON form of the last plan, from the newest checkpoint that has one; otherwise empty."""
         texts = (_metadata(file).get("plan", "") for file in reversed(self.files()))
         try:
-            return next((dict(json.loads(text)) for text in texts if text), {})
+            found: object = next((json.loads(text) for text in texts if text), {})
         except ValueError:
             return {}
+        return found if isinstance(found, dict) else {}
+
+    def multiplier(self) -> float | None:
+        """Noise multiplier of the last plan; None if no checkpoint states it."""
+        facts = self.plan().get("facts")
+        stated = facts.get("noise_multiplier") if isinstance(facts, dict) else None
+        return float(stated) if isinstance(stated, int | float) else None
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Add a checkpoint, atomically, and remove those that are no longer needed.

@@ -15,10 +15,10 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from fedlgm.errors import LedgerError, RunError
+from fedlgm.errors import ConfigError, LedgerError, RunError
 from fedlgm.files import Under, close_folder, open_private
 from fedlgm.keys import KeyRing
-from fedlgm.privacy.charge import Head
+from fedlgm.privacy.charge import Charge, Head
 from fedlgm.privacy.cost import Cost
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
@@ -27,15 +27,16 @@ from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
-from simulations.runs.agreement import check_summary
+from simulations.runs.agreement import check_rows, check_summary
 from simulations.runs.checkpoints import Checkpoint, Checkpoints
 from simulations.runs.diverged_file import DivergedFile
 from simulations.runs.key_file import KeyFile, name_of
 from simulations.runs.noise_file import NoiseFile
-from simulations.runs.protection import check_multiplier, guarantee_of, is_own
+from simulations.runs.protection import guarantee_of, is_own, settled_multiplier
 from simulations.runs.provenance_file import ProvenanceFile
 from simulations.runs.row_file import RowFile
-from simulations.runs.rows import FullRow, RunSummary
+from simulations.runs.rows import CanaryRow, FullRow, PrivateRow, RoundRow, RunSummary
+from simulations.runs.shapes import misfit
 
 SEARCH = "search.json"
 """Terms of a search, which only the folder of a search has."""
@@ -97,8 +98,15 @@ class RunFolder:
             file.write(line + "\n")
 
     def recipe(self) -> Recipe:
-        """The run's own recipe."""
-        return recipes.load(self.recipe_file)
+        """The run's own recipe.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        try:
+            return recipes.load(self.recipe_file)
+        except ConfigError as error:
+            raise ConfigError(f"{self.recipe_file} is not the recipe of a run: {error}") from error
 
     def owner(self) -> str:
         """Identity of the run for its ledger: the recipe's hash."""
@@ -120,7 +128,8 @@ class RunFolder:
                 charged = ledger.rounds()
                 if result is not None:
                     guarantee = self._guarantee(ledger)
-                    check_summary(result, recipe, ledger, guarantee, self._multiplier(), str(self.result_file))
+                    check_summary(result, recipe, ledger, guarantee, self._multiplier(ledger), str(self.result_file))
+                    check_rows(self.metrics, recipe, ledger, str(self.metrics.path))
             if central and released > charged:
                 raise LedgerError(
                     f"{self.ledger_file} has no charge for round {charged + 1}, but {released} rounds were released by "
@@ -159,10 +168,7 @@ class RunFolder:
 
     def _guarantee(self, ledger: Ledger) -> Guarantee:
         recipe = self.recipe()
-        first = next((charge for charge in ledger.charges() if charge.round > 0), None)  # 0: before the run
-        multiplier = self._multiplier()
-        if multiplier is not None and first is not None:
-            check_multiplier(recipe, self.provenance.layers(), multiplier, first, str(self.path))
+        first, multiplier = _first(ledger), self._multiplier(ledger)
         if not is_own(recipe):
             amplified = first is None or Cost.of(first.event).rate < 1
             return guarantee_of(recipe, self.provenance.layers(), amplified=amplified, multiplier=multiplier)
@@ -177,9 +183,12 @@ class RunFolder:
             raise LedgerError(f"{self.path} has released nothing, and no checkpoint has a plan of its mechanism")
         return stated or Guarantee(**plan["guarantee"])
 
-    def _multiplier(self) -> float | None:
-        """Noise multiplier of the run's last plan; None if no checkpoint has one."""
-        return self.checkpoints.plan().get("facts", {}).get("noise_multiplier")
+    def _multiplier(self, ledger: Ledger) -> float | None:
+        """Noise multiplier of the run; None if neither ledger nor checkpoints state it."""
+        stated, first = self.checkpoints.multiplier(), _first(ledger)
+        if first is None:
+            return stated
+        return settled_multiplier(self.recipe(), self.provenance.layers, stated, first, str(self.path))
 
     def anchors(self) -> list[Head]:
         """Heads of the ledger that checkpoints and the result hold."""
@@ -206,17 +215,17 @@ class RunFolder:
     @property
     def metrics(self) -> RowFile:
         """A public row per round."""
-        return RowFile(self.path / "metrics.jsonl")
+        return RowFile(self.path / "metrics.jsonl", RoundRow)
 
     @property
     def diagnostics(self) -> RowFile:
         """A row per round that only the operator may see."""
-        return RowFile(self.private / "diagnostics.jsonl", private=True)
+        return RowFile(self.private / "diagnostics.jsonl", PrivateRow, private=True)
 
     @property
     def canaries(self) -> RowFile:
         """The canaries' observations in each round of an audited run, which show which canaries were in."""
-        return RowFile(self.private / "canaries.jsonl", private=True)
+        return RowFile(self.private / "canaries.jsonl", CanaryRow, private=True)
 
     def append(self, row: Mapping[str, Any], private: Mapping[str, Any] | None = None) -> None:
         """Add one round's row, and the operator's row."""
@@ -233,6 +242,20 @@ class RunFolder:
         rows = list(self.metrics)  # first: a row's private part is written before it
         own = {row["round"]: row for row in self.diagnostics} if private else {}
         return [cast(FullRow, own.get(row["round"], {}) | row) for row in rows]
+
+    def every_row(self, result: RunSummary, private: bool = False) -> list[FullRow]:
+        """`rows` of a finished run, for figures that need all of them.
+
+        Raises:
+            RunError: rows are missing.
+        """
+        rows = self.rows(private)
+        if len(rows) != result["rounds"]:
+            raise RunError(
+                f"{self.metrics.path} has rows of {len(rows)} rounds, the run had {result['rounds']}: restore it from "
+                "a backup"
+            )
+        return rows
 
     def audited(self) -> RunSummary:
         """The canaries' audit of a finished run, only for its operator; empty for a run that was not audited.
@@ -354,6 +377,11 @@ class RunFolder:
         self.checkpoints.write(Checkpoint(transcript, optimizer, head, noise, keys))
 
 
+def _first(ledger: Ledger) -> Charge | None:
+    """The first charge of the run's rounds; round 0 is before the run."""
+    return next((charge for charge in ledger.charges() if charge.round > 0), None)
+
+
 def _summary(file: Path) -> RunSummary | None:
     if not file.is_file():
         return None
@@ -361,6 +389,9 @@ def _summary(file: Path) -> RunSummary | None:
         found = strict_json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
         found = None
-    if not isinstance(found, dict) or not found:
-        raise RunError(f"{file} is damaged: delete it and the run's result.json, and --resume writes both again")
+    wrong = misfit(found, RunSummary) if found else "it is empty or not JSON"
+    if wrong:
+        raise RunError(
+            f"{file} is damaged ({wrong}): delete it and the run's result.json, and --resume writes both again"
+        )
     return cast(RunSummary, found)

@@ -8,7 +8,7 @@ guarantee in the ledger's rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -60,32 +60,42 @@ def guarantee_of(
     return Method(mechanism, layers, facts).plan(start).guarantee
 
 
-def check_multiplier(recipe: Recipe, sizes: Mapping[str, int], multiplier: float, first: Charge, where: str) -> None:
-    """Check the noise multiplier of a checkpoint's plan against a row of the ledger; a second epsilon follows from it.
+def settled_multiplier(
+    recipe: Recipe, sizes: Callable[[], Mapping[str, int]], stated: float | None, first: Charge, where: str
+) -> float | None:
+    """The run's noise multiplier by its ledger, from which a second epsilon follows; else that of a checkpoint.
 
     Args:
         recipe: recipe of the run.
-        sizes: see `guarantee_of`.
-        multiplier: the stated noise multiplier.
+        sizes: see `guarantee_of`; called if a mechanism's noise changes over the rounds.
+        stated: noise multiplier of a checkpoint's plan; None without one.
         first: first row of the run's rounds.
         where: the run's folder, for the message.
 
     Raises:
-        LedgerError: rounds with this multiplier would cost something else.
+        LedgerError: rounds with the stated multiplier would cost something else.
     """
-    facts, layers = facts_of(recipe, 2 * recipe.training.batch_size), LayerTable.from_sizes(dict(sizes))
-    charged = Cost.of(first.event)
+    charged = _charged_multiplier(recipe, sizes, first)
+    if charged is None or stated is None:
+        return stated if charged is None else charged
+    if not math.isclose(stated, charged, rel_tol=1e-6):
+        raise LedgerError(
+            f"a checkpoint of {where} states a noise multiplier of {stated:.6g}, by which round {first.round} "
+            "would cost something else than the ledger says: it was changed; restore `checkpoints/` from a backup"
+        )
+    return stated
+
+
+def _charged_multiplier(recipe: Recipe, sizes: Callable[[], Mapping[str, int]], first: Charge) -> float | None:
+    """The noise multiplier by which a row was charged; None if rows do not state it."""
+    facts, charged = facts_of(recipe, 2 * recipe.training.batch_size), Cost.of(first.event)
     if facts.run is not None or charged.law != "gaussian":  # one mechanism: rows are increments
-        return
+        return None
     if facts.shares is not None:
         level = 1.0  # of every round, whatever the mechanism; and no other run has a second epsilon
     elif is_own(recipe):
-        return
+        return None
     else:
+        layers = LayerTable.from_sizes(dict(sizes()))
         level = math.sqrt(recipe.mechanism.build().costs(layers, facts.rounds)[first.round - 1])
-    planned = Cost.of(facts.noised_by.event(multiplier / level / SENSITIVITY_FACTOR[facts.relation], 1.0))
-    if not math.isclose(planned.figure, charged.figure, rel_tol=1e-6):
-        raise LedgerError(
-            f"a checkpoint of {where} states a noise multiplier of {multiplier:.6g}, by which round {first.round} "
-            "would cost something else than the ledger says: it was changed; restore `checkpoints/` from a backup"
-        )
+    return charged.figure * level * SENSITIVITY_FACTOR[facts.relation]

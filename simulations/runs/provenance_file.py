@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from simulations.config.own import Own
 from simulations.runs import strict_json
 from simulations.runs.provenance import FILES
 from simulations.runs.rows import Provenance
+from simulations.runs.shapes import misfit
 
 
 class ProvenanceFile:
@@ -33,9 +35,13 @@ class ProvenanceFile:
         if not self._path.is_file():
             return {}
         try:
-            return cast(Provenance, dict(strict_json.loads(self._path.read_text(encoding="utf-8"))))
-        except (ValueError, TypeError) as error:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+        except ValueError as error:
             raise RunError(f"{self._path} is damaged: restore it from a backup ({error})") from error
+        wrong = misfit(found, Provenance)
+        if wrong:
+            raise RunError(f"{self._path} is damaged: restore it from a backup ({wrong})")
+        return cast(Provenance, found)
 
     def layers(self) -> dict[str, int]:
         """Sizes of the run's layers by name.

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from fedlgm.errors import RunError
 from fedlgm.files import PRIVATE, PUBLIC, open_private, write_durably
 from simulations.runs import strict_json
+from simulations.runs.shapes import misfit
 
 
 class RowFile:
@@ -15,22 +17,30 @@ class RowFile:
 
     Args:
         path: the file, created with its first row.
+        kind: type of a row.
         private: whether only its owner may read it.
+
+    Raises:
+        RunError: a complete row has another type, or the file cannot be read.
     """
 
-    def __init__(self, path: Path, *, private: bool = False) -> None:
-        self.path, self._private = path, private
+    def __init__(self, path: Path, kind: Any, *, private: bool = False) -> None:
+        self.path, self._kind, self._private = path, kind, private
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if not self.path.is_file():
             return
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, start=1):
             try:
                 row = strict_json.loads(line)
             except ValueError:
                 return
             if not isinstance(row, dict) or "round" not in row:
                 return
+            wrong = misfit(row, self._kind)
+            if wrong:
+                raise RunError(f"{self.path} was changed in line {number}: {wrong}; restore the file from a backup")
             yield row
 
     def append(self, row: Mapping[str, Any]) -> None:

@@ -6,13 +6,18 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, TypedDict
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic checks no other one before Python 3.12
 
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 from strategies import Failure, RoundRecord
+
+Number = Annotated[int, Field(ge=1, lt=2**53)]
+"""A round's number or a layer's size."""
 
 
 class Figures(TypedDict, total=False):
@@ -98,14 +103,10 @@ class LayerRow(TypedDict):
     released: bool
 
 
-class RoundRow(Figures, total=False):
-    """Public figures of a round: functions of the plan and of the releases.
+class RoundFigures(Figures, total=False):
+    """Public figures of a round that not every round has.
 
     Attributes:
-        round: number of the round, from 1.
-        noise_norm: root mean square l2 norm of the noise in the released mean, by the plan.
-        noise_scale: the same norm for the actual participants (local trust, where participation is visible, and
-            published variants); its sum over the rounds is the "noise scale" of `fedlgm compare`.
         layer_noise: root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not
             released.
         clip: bounds s_j, [K].
@@ -121,9 +122,6 @@ class RoundRow(Figures, total=False):
         skipped: present and true if nothing was released. Evaluated rounds also have the figures of `Figures`.
     """
 
-    round: int
-    noise_norm: float
-    noise_scale: float
     layer_noise: list[float]
     clip: list[float]
     sigma: list[float | None]
@@ -135,6 +133,21 @@ class RoundRow(Figures, total=False):
     released_norm: list[float]
     queries: dict[str, list[float]]
     skipped: bool
+
+
+class RoundRow(RoundFigures):
+    """Public figures of a round: functions of the plan and of the releases.
+
+    Attributes:
+        round: number of the round, from 1.
+        noise_norm: root mean square l2 norm of the noise in the released mean, by the plan.
+        noise_scale: the same norm for the actual participants (local trust, where participation is visible, and
+            published variants); its sum over the rounds is the "noise scale" of `fedlgm compare`.
+    """
+
+    round: Number
+    noise_norm: float
+    noise_scale: float
 
 
 class Source(TypedDict):
@@ -161,7 +174,7 @@ class Provenance(TypedDict, total=False):
     clients: str
     objects: dict[str, str]
     sources: dict[str, Source]
-    layers: dict[str, int]
+    layers: dict[str, Number]
     versions: dict[str, str]
     labels: list[str]
     trained_by: str
@@ -199,7 +212,13 @@ class PrivateFigures(TypedDict, total=False):
 class PrivateRow(PrivateFigures):
     """A round's private figures with its number, from 1."""
 
-    round: int
+    round: Number
+
+
+class CanaryRow(TypedDict):
+    """A round's observations of the canaries, which `simulations.audits.canaries` packs."""
+
+    round: Number
 
 
 class FullRow(RoundRow, PrivateFigures, total=False):
@@ -216,13 +235,13 @@ def excerpt(names: Iterable[str], summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def round_row(record: RoundRecord) -> RoundRow:
     """The public row of a finished round, without evaluation."""
-    plan, planned = record.plan, _planned(record.plan)
+    plan = record.plan
     row: RoundRow = {
         "round": record.round,
-        "noise_norm": planned["noise_norm"],
+        "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
         "noise_scale": noise_scale(record),
+        **copy.deepcopy(_planned(plan)),  # trackers may do what they like with a row
     }
-    row.update(copy.deepcopy(planned))  # trackers may do what they like with a row
     if record.notes:
         row["clients"] = {name: _compact(values) for name, values in record.notes.items()}
     if plan.size == 0:
@@ -231,10 +250,9 @@ def round_row(record: RoundRecord) -> RoundRow:
 
 
 @lru_cache(maxsize=1)
-def _planned(plan: ReleasePlan) -> RoundRow:
+def _planned(plan: ReleasePlan) -> RoundFigures:
     """The figures of a round that follow from its plan; most rounds of a run have the same plan."""
-    row: RoundRow = {
-        "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
+    row: RoundFigures = {
         "layer_noise": _compact(plan.party_noise_norms),
         "clip": plan.clip.tolist(),
         "sigma": [sigma if math.isfinite(sigma) else None for sigma in plan.sigma.tolist()],
@@ -247,13 +265,13 @@ def _planned(plan: ReleasePlan) -> RoundRow:
     return row
 
 
-def released_figures(transcript: Transcript) -> RoundRow:
+def released_figures(transcript: Transcript) -> RoundFigures:
     """Figures of the last release, including its noise. They are post-processing, so they cost nothing."""
     mean, plan = transcript.mean, transcript.plan
     if mean is None or plan is None or plan.size == 0:
         return {}
     norms = [float(part.double().norm()) for part in plan.layers.split(plan.expand(mean))]
-    row: RoundRow = {"released_norm": _compact(np.array(norms))}
+    row: RoundFigures = {"released_norm": _compact(np.array(norms))}
     answers = {noisy.query.name: transcript.answer(noisy.query.name) for noisy in plan.queries}
     if answers:
         row["queries"] = {name: _compact(values) for name, values in answers.items() if values is not None}

@@ -78,7 +78,8 @@ def _figures(found: Study) -> DataFrame:
     frame = frame.assign(model_noise=np.nan, guarantee="", delta=np.nan)
     for index, path in frame.loc[frame["status"] == "finished", "folder"].items():
         folder = RunFolder.open(Path(path))
-        rows, result = folder.rows(), folder.finished()
+        result = folder.finished()
+        rows = folder.every_row(result)
         last = [headline(row)[1] for row in rows if "loss" in row][-LAST:]
         figures = [np.mean(last), model_noise(folder, rows)[-1], result["guarantee"], result["delta"]]
         frame.loc[index, [found.headline, "model_noise", "guarantee", "delta"]] = figures

@@ -183,7 +183,7 @@ def _row(job: Job, path: Path, why: str | None) -> dict[str, Any]:
     result = folder.finished()
     row |= metrics_at(path, job.own)
     row |= {name: result.get(name) for name in _SPENT}
-    rows = folder.rows(private=True)
+    rows = folder.every_row(result, private=True)
     row["noise_scale"] = sum(float(one["noise_scale"]) for one in rows)
     seconds = sum(float(one.get("seconds", 0.0)) for one in rows)
     about = {"guarantee": result["guarantee_status"], "noise_reproducible": result["noise_reproducible"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 from clients.node.row import CLIENT
+from clients.node.service import Service
 from fedlgm import correlation, frames, mechanisms, models
 from fedlgm import node_protocol as protocol
+from fedlgm.errors import ConfigError
 from fedlgm.facts import Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.privacy import composed_epsilon
@@ -238,6 +241,16 @@ def test_without_examples_there_is_noise_alone(tmp_path):
     nodes.write_data(tmp_path / "node.npz", 0)
     with served(folder):
         assert numbers(ask(folder)[1]).std() > 0
+
+
+def test_data_that_fit_no_model_are_named_before_anything_is_served(tmp_path):
+    folder = make_node(tmp_path / "node")
+    edit(folder, "classes = 3", f"classes = {10**20}")
+    with (
+        contextlib.closing(Service(folder)) as service,
+        pytest.raises(ConfigError, match=r"data\.classes of the policy"),
+    ):
+        service.warm()
 
 
 def test_limits_of_who_asks_and_how_much_and_how_long(tmp_path):

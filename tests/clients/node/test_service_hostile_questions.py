@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 import torch
 
 from clients.node.folder import NodeFolder
-from fedlgm import frames
+from fedlgm import frames, mechanisms, models
 from fedlgm import node_protocol as protocol
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.method import Method
 from fedlgm.node_protocol import Question
+from fedlgm.transcript import Transcript
 from tests.support import nodes
 from tests.support.hostile_questions import MODELS, PLANS, WORKS
 from tests.support.nodes import BODY, MODEL, ask, edit, make_node, numbers, plan, rows, served
@@ -123,3 +127,16 @@ def test_a_crafted_model_is_bounded_and_noised_like_any_other(node):
     values = numbers(body)
     assert np.isfinite(values).all()
     assert np.linalg.norm(values) < np.linalg.norm(plan().clip) + 6 * np.sqrt(len(values)) * plan().sigma.max()
+
+
+@pytest.mark.parametrize("fills", [(51,), (1,) * 51, (3, 48), (48, 3)], ids=["one", "single numbers", "others", "own"])
+def test_parts_that_a_plan_levels_are_those_of_the_work(node, fills):
+    """A plan of a million parts would take minutes and gigabytes, after it was charged."""
+    layers = LayerTable.from_module(models.build("logistic", in_shape=nodes.SHAPE, classes=nodes.CLASSES), "tensor")
+    own = Method(mechanisms.get("water-filling"), layers.merged(), plan().facts).plan(Transcript.start(nodes.MODEL))
+    work = nodes.WORK | {"mechanism": {"name": "water-filling"}, "group_by": "tensor"}
+    assert own.fills == (48, 3)
+    header, _ = ask(node, text=replace(own, fills=fills).to_json(), work=work)
+    assert header["ok"] is (fills == own.fills)
+    assert header.get("code") == (None if header["ok"] else "plan")
+    assert len(rows(node)) == header["ok"]

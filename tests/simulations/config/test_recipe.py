@@ -311,3 +311,9 @@ def test_a_fixed_cohort_is_rounded_before_it_is_accounted_for(tiny):
     assert sampling.rate == 10 / 21
     assert recipe.relation == "replace-one"
     assert tiny(federation={"clients": 21, "rate": 0.5}).sampling.expected == 10.5
+
+
+def test_an_empty_name_is_no_default():
+    """A variable of a script that is not set."""
+    with pytest.raises(ConfigError, match="no recipe ''"):
+        recipes.load("")

@@ -86,6 +86,14 @@ def test_a_supernode_states_its_id_at_the_head_of_its_log(folder: DeploymentFold
         processes._stop(folder, [role])
 
 
+@pytest.mark.parametrize("text", ["", "3", "null", '{"a": 1}', '{"a": [1]}', '{"a": [null, null]}', '{"a": ["1", 2]}'])
+def test_a_damaged_record_of_processes_is_named(folder: DeploymentFolder, text: str) -> None:
+    folder.processes_file.write_text(text)
+    with pytest.raises(RunError, match=r"processes\.json is damaged .*: end the processes"):
+        processes.down(folder)
+    assert folder.processes_file.read_text() == text
+
+
 def test_processes_of_an_earlier_version_are_known(folder: DeploymentFolder) -> None:
     folder.processes_file.write_text('{"signer": [1, 2.5]}')
     assert processes._recorded(folder) == {"signer": (1, 2.5, 0)}

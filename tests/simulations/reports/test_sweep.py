@@ -90,3 +90,9 @@ def test_the_noise_on_the_mean_counts_the_releases_in_a_sum(
 def test_what_a_sweep_cannot_vary_is_refused(recipe: str, changes: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         sweep.sweep_report(recipe, changes)
+
+
+@pytest.mark.parametrize("change", ["model.hidden=[0]", "data.name=nothing", "mechanism.name=nothing"])
+def test_a_recipe_that_no_setting_permits_is_refused_once(change):
+    with pytest.raises(ConfigError, match=change.partition("=")[0].replace("mechanism.name", "unknown mechanism")):
+        sweep.sweep_report("digits", [change])

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import simulations
 from fedlgm import Guarantee, Mechanism, ReleasePlan, mechanisms
 from fedlgm.audits import Audit
-from fedlgm.errors import FedlgmError, LedgerError
+from fedlgm.errors import FedlgmError, LedgerError, RunError
 from fedlgm.mechanisms.method import Method
 from simulations import launch
 from simulations.attacks.target import Target
@@ -59,9 +59,6 @@ EDITS = [
     {"epsilon": 1.002 * 8},
     {"epsilon": "inf"},
     {"epsilon": "nan"},
-    {"epsilon": None},
-    {"epsilon": True},
-    {"epsilon": "0.1"},
     {"claimed_epsilon": 0.1},
     {"delta": 1e-9},
     {"unit": "example"},
@@ -83,6 +80,12 @@ def test_an_edited_figure_is_refused(edited, figures):
     with pytest.raises(LedgerError, match=f"result.json says {name} = .* ledger of the run say"):
         report.write_report(run)
     assert not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize("epsilon", [None, True, "0.1", [8.0], {"a": 1}])
+def test_an_epsilon_that_is_no_number_is_refused(edited, epsilon):
+    with pytest.raises(RunError, match=r"result\.json is damaged \(epsilon: must be a number"):
+        report.write_report(edited(epsilon=epsilon))
 
 
 def test_every_reader_refuses(edited):

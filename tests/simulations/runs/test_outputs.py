@@ -213,8 +213,10 @@ class TestWhoTookPart:
         try:
             folder = new_folder.create(tmp_path / "run", tiny(run={"seed": None}))
             folder.keys(None)
-            folder.append({"round": 1}, {"round": 1, "cohort": 7})
-            folder.append({"round": 2}, {"round": 2, "cohort": 9})
+            row = {"noise_norm": 1.0, "noise_scale": 1.0}
+            own = {"present": 1, "discarded": 0, "seconds": 1.0, "failures": [], "exhausted": []}
+            folder.append(row | {"round": 1}, own | {"round": 1, "cohort": 7})
+            folder.append(row | {"round": 2}, own | {"round": 2, "cohort": 9})
             folder.truncate(1)
             folder.private_file("flower.log")
         finally:

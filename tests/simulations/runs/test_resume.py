@@ -161,7 +161,7 @@ def test_a_ledger_behind_its_checkpoint_is_not_forgiven(tiny, tmp_path, damage):
 
 def test_two_processes_cannot_continue_one_run(cut):
     with (cut / "metrics.jsonl").open("a") as file:  # a round that has no checkpoint yet
-        file.write(json.dumps({"round": 99, "skipped": True}) + "\n")
+        file.write(json.dumps({"round": 99, "noise_norm": 0.0, "noise_scale": 0.0, "skipped": True}) + "\n")
     before = contents(cut)
     with RunFolder(cut).locked(), pytest.raises(RunError, match="another process is working on the run"):
         launch.resume(cut)

@@ -1,0 +1,33 @@
+"""Checks of the values in a run's files. Anyone who can write to the folder can change them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedlgm.errors import explained
+
+
+def misfit(value: Any, kind: Any) -> str:
+    """The first mistake in a value that was read from a file; empty if it has this type.
+
+    Args:
+        value: the value.
+        kind: a type, such as a TypedDict.
+
+    Example:
+        >>> misfit({"a": 1}, dict[str, float]), misfit({"a": "1"}, dict[str, float])
+        ('', "a: must be a number, got '1'")
+    """
+    try:
+        _adapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        return explained(error.errors()[0])
+    return ""
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
