@@ -99,7 +99,7 @@ class StackPass:
             return None
         of_gradients = of_rows[len(inputs) :]
         of_weights = of_rows[: len(inputs)] * of_gradients
-        squares = np.zeros((len(x), self._columns))
+        squares = np.zeros((x.shape[0], self._columns))
         for layer, weight, column in self._places:
             squares[:, column] += (of_weights if weight else of_gradients)[layer]
         norms = torch.from_numpy(squares).sqrt()  # as `Pass` computes them: NumPy rounds otherwise

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedlgm import inputs, tasks
 from fedlgm.contributions import BoundedUpdates
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.bounding import bounded_updates
+from fedlgm.example_level.bounding import bounded_updates, bounds_of
 from fedlgm.example_level.engine import ExampleGradients, ExampleLosses, SumsExamples
 from fedlgm.example_level.native import NativeExampleGradients
 from fedlgm.example_level.scaling import FlatClip, Scaling
@@ -85,7 +85,7 @@ class ExampleTrainer:
         else:
             self._gradients = ExampleGradients(self._module, layers, self._task, exact_sums=exact_sums)
         self._tried = self._sums = 0
-        self._scaled: tuple[ReleasePlan, Scaling] | None = None  # of the last plan
+        self._scaled: tuple[ReleasePlan, Scaling, tuple[float, ...]] | None = None  # of the last plan, with its bounds
         self._random = random.Random()  # not the run's: what a run draws does not depend on when it is tried
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
@@ -104,10 +104,11 @@ class ExampleTrainer:
         """
         self._try(x, y)
         if self._scaled is None or self._scaled[0] is not plan:
-            self._scaled = plan, self._mechanism.scaling(plan)
-        scaling = self._scaled[1]
+            scaling = self._mechanism.scaling(plan)
+            self._scaled = plan, scaling, bounds_of(scaling, plan)
+        _, scaling, bounds = self._scaled
         x, y = self._batch(x, y, rows)
-        return bounded_updates(self._gradients.sum(x, y, scaling), scaling, plan)
+        return bounded_updates(self._gradients.sum(x, y, scaling), bounds, plan)
 
     def figures(self, x: Inputs, y: Tensor, rows: Tensor) -> np.ndarray:
         """`private_figures` of a batch; the arguments are those of `sum`."""
@@ -116,13 +117,14 @@ class ExampleTrainer:
     def _try(self, x: Inputs, y: Tensor) -> None:
         """Test model and task: in the first sum, and in the n-th with probability 1/n, about ten times in 10,000."""
         self._sums += 1
-        if self._tried < min(len(y), 2):  # one example shows less than two
-            self._tried = min(len(y), TRIED)
-            rows = torch.linspace(0, len(y) - 1, self._tried).long()  # of all data: they may be sorted by class
+        examples = y.shape[0]  # of small tensors, `len` takes as long as arithmetic
+        if self._tried < min(examples, 2):  # one example shows less than two
+            self._tried = min(examples, TRIED)
+            rows = torch.linspace(0, examples - 1, self._tried).long()  # of all data: they may be sorted by class
             few = self._few(x, y, rows)
             try_examples(self._module, self.layers, self._task, *few, type(self._module))
-        elif len(y) > 1 and self._random.random() < 1 / self._sums:
-            rows = torch.tensor(self._random.sample(range(len(y)), min(len(y), TRIED)))
+        elif examples > 1 and self._random.random() < 1 / self._sums:
+            rows = torch.tensor(self._random.sample(range(examples), min(examples, TRIED)))
             try_step(self._module, self.layers, self._task, *self._few(x, y, rows))
 
     def _few(self, x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:
@@ -170,7 +172,7 @@ def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tenso
         path: (round, client) or (round, client, step).
     """
     drawn = keys.numpy_generator(Purpose.TRAIN, *path).random(examples) < rate
-    return torch.from_numpy(np.flatnonzero(drawn))
+    return torch.from_numpy(drawn.nonzero()[0])
 
 
 def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
@@ -250,7 +252,7 @@ def local_steps(
     names = hashlib.sha256()
     for step in range(1, steps.count + 1):
         own_keys = keys.derive(b"step", step.to_bytes(4, "little"))
-        rows = poisson_rows(batches, len(y), steps.rate, round, client, step)
+        rows = poisson_rows(batches, y.shape[0], steps.rate, round, client, step)
         bounded = trainer.sum(x, y, rows, plan)
         own, name = local_release(bounded, plan, own_keys, round, client, backend, trainer.device)
         against = own.total.div_(-steps.batch)  # the mean, turned around in place
