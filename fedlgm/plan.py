@@ -217,7 +217,7 @@ class ReleasePlan:
             loss = float(np.sum(np.where(clip > 0, clip / sigma, 0.0)))
         return floor_digits(1.0 / loss, 9) if loss > 0 else math.inf
 
-    @property
+    @cached_property
     def event(self) -> dp_event.DpEvent:
         """The accounting event of one round (central trust) or of one participation (local trust), all its steps.
 

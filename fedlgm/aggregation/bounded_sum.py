@@ -104,8 +104,8 @@ class BoundedSum:
 
     def _bounded(self, updates: Updates) -> Tensor:
         """Rows that the trainer has bounded as the plan says: updates, then answers to its queries."""
-        plan = self.plan
-        return torch.atleast_2d(bounded(updates, plan.bounds, plan.asked))
+        rows = bounded(updates, self.plan.bounds, self.plan.asked)
+        return rows if rows.ndim == 2 else rows[None]
 
     def _add_bounded(self, row: Tensor) -> None:
         """Add one row that the trainer has bounded, in float64 throughout."""

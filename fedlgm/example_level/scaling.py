@@ -230,10 +230,12 @@ class _Whole:
 
     def factors(self, norms: Tensor) -> Tensor:
         """See `Scaling`."""
+        if norms.shape[1] == 1:  # the only layer's norm is that of the whole, to the bit
+            return self.of_whole(norms)
         return self.of_whole(torch.linalg.vector_norm(norms, dim=1))[:, None].expand_as(norms)
 
     def of_whole(self, norms: Tensor) -> Tensor:
-        """Factor of the gradient for its norm, [n]."""
+        """Factor of each gradient for its norm, of any shape."""
         raise NotImplementedError
 
     def bounds(self, layers: int) -> np.ndarray:
