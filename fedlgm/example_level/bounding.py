@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from fedlgm.plan import ReleasePlan
 
 
-def bounded_updates(batch: ClippedSum, bounds: tuple[float, ...], plan: ReleasePlan) -> BoundedUpdates:
+def bounded_updates(batch: ClippedSum, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
     """One row for a whole batch, opposite to the gradient, within the bounds of the scaling and the queries.
 
     Args:
         batch: the batch's scaled sum, whose sign is changed in place, and the norms used for scaling.
-        bounds: `bounds_of` the scaling.
+        scaling: the scaling.
         plan: the plan whose auxiliary queries are answered; each example's answer is clipped to the query's bound.
     """
-    return BoundedUpdates(batch.total.neg_()[None], bounds, _answers(batch.norms, plan))
+    return BoundedUpdates(batch.total.neg_()[None], _bounds(scaling, plan), _answers(batch.norms, plan))
 
 
 def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
@@ -35,7 +35,7 @@ def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> B
     An example with NaN or Inf counts as zero.
     """
     total, norms = scaled_sum(gradients, scaling, plan.layers)
-    return BoundedUpdates(-total[None], bounds_of(scaling, plan), _answers(norms, plan))
+    return BoundedUpdates(-total[None], _bounds(scaling, plan), _answers(norms, plan))
 
 
 def scaled_sum(gradients: Tensor, scaling: Scaling, layers: LayerTable) -> tuple[Tensor, Tensor]:
@@ -53,12 +53,7 @@ def scaled_sum(gradients: Tensor, scaling: Scaling, layers: LayerTable) -> tuple
     return total, norms
 
 
-def bounds_of(scaling: Scaling, plan: ReleasePlan) -> tuple[float, ...]:
-    """A scaling's bound of each layer, in the norm that the plan's noise requires.
-
-    Raises:
-        PrivacyError: the scaling bounds another norm.
-    """
+def _bounds(scaling: Scaling, plan: ReleasePlan) -> tuple[float, ...]:
     order = norm_of(scaling).order
     if order != (2 if plan.family == "gaussian" else 1):
         raise PrivacyError(

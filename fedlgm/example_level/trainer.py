@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedlgm import inputs, tasks
 from fedlgm.contributions import BoundedUpdates
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.bounding import bounded_updates, bounds_of
+from fedlgm.example_level.bounding import bounded_updates
 from fedlgm.example_level.engine import ExampleGradients, ExampleLosses, SumsExamples
 from fedlgm.example_level.native import NativeExampleGradients
 from fedlgm.example_level.scaling import FlatClip, Scaling
@@ -85,7 +85,7 @@ class ExampleTrainer:
         else:
             self._gradients = ExampleGradients(self._module, layers, self._task, exact_sums=exact_sums)
         self._tried = self._sums = 0
-        self._scaled: tuple[ReleasePlan, Scaling, tuple[float, ...]] | None = None  # of the last plan, with its bounds
+        self._scaled: tuple[ReleasePlan, Scaling] | None = None  # of the last plan
         self._random = random.Random()  # not the run's: what a run draws does not depend on when it is tried
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
@@ -104,11 +104,10 @@ class ExampleTrainer:
         """
         self._try(x, y)
         if self._scaled is None or self._scaled[0] is not plan:
-            scaling = self._mechanism.scaling(plan)
-            self._scaled = plan, scaling, bounds_of(scaling, plan)
-        _, scaling, bounds = self._scaled
+            self._scaled = plan, self._mechanism.scaling(plan)
+        scaling = self._scaled[1]
         x, y = self._batch(x, y, rows)
-        return bounded_updates(self._gradients.sum(x, y, scaling), bounds, plan)
+        return bounded_updates(self._gradients.sum(x, y, scaling), scaling, plan)
 
     def figures(self, x: Inputs, y: Tensor, rows: Tensor) -> np.ndarray:
         """`private_figures` of a batch; the arguments are those of `sum`."""
