@@ -19,7 +19,6 @@ import torch
 from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments
 
-_WORD = 2**32
 _ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words of the root
 
 
@@ -95,10 +94,11 @@ class KeyRing:
         Raises:
             ConfigError: a path entry is outside this range.
         """
-        if any(not 0 <= step < _WORD for step in path):
-            raise ConfigError(f"path entries must lie in [0, 2**32), got {path}")
         # As SeedSequence(self.root, spawn_key=(purpose, *path)), which takes longer to turn every number into words.
-        named = self.root.to_bytes(16, "little") + struct.pack(f"<{1 + len(path)}I", purpose, *path)
+        try:
+            named = self.root.to_bytes(16, "little") + struct.pack(f"<{1 + len(path)}I", purpose, *path)
+        except struct.error as error:
+            raise ConfigError(f"path entries must lie in [0, 2**32), got {path}") from error
         return np.random.SeedSequence(np.frombuffer(named, "<u4").astype(np.uint32, copy=False))
 
     def words(self, count: int, purpose: Purpose, *path: int) -> np.ndarray:
@@ -122,20 +122,20 @@ class KeyRing:
 
 def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
     """`sequence.generate_state(count)`, all words at once: NumPy makes one after the other in Python's numbers."""
-    places, before, after = _hashed(count)
-    words = sequence.pool[places]
-    words ^= before
+    before, after = _hashed(count)
+    words = sequence.pool ^ before
     words *= after
     words ^= words >> 16
-    return words
+    return words.reshape(-1)[:count]
 
 
 @lru_cache(maxsize=8)
-def _hashed(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Place in the pool of each word of a `SeedSequence`, and the numbers that change it, uint32 [count] each."""
-    powers = np.cumprod(np.concatenate([[0x8B51F9DD], np.full(count, 0x58F38DED)]).astype(np.uint32), dtype=np.uint32)
+def _hashed(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers that make words of the pool of a `SeedSequence`, its four words in a row, uint32 [count / 4, 4]."""
+    full = -(-count // 4) * 4
+    powers = np.cumprod(np.concatenate([[0x8B51F9DD], np.full(full, 0x58F38DED)]).astype(np.uint32), dtype=np.uint32)
     powers.setflags(write=False)
-    return np.arange(count) % 4, powers[:-1], powers[1:]
+    return powers[:-1].reshape(-1, 4), powers[1:].reshape(-1, 4)
 
 
 _MT_WORDS = 624

@@ -188,6 +188,16 @@ class ReleasePlan:
         """Length of the uploaded vector: the released layers, then the auxiliary queries."""
         return sum(part.size for part in self.parts)
 
+    @cached_property
+    def bounds(self) -> tuple[float, ...]:
+        """`clip` in Python's numbers, with which a trainer's bounds are compared."""
+        return tuple(self.clip.tolist())
+
+    @cached_property
+    def asked(self) -> tuple[tuple[str, int, float], ...]:
+        """Name, size and bound of each auxiliary query."""
+        return tuple((noisy.query.name, noisy.query.size, noisy.query.bound) for noisy in self.queries)
+
     @property
     def denominator(self) -> float:
         """Public divisor of the released sum, q N."""
@@ -207,7 +217,7 @@ class ReleasePlan:
             loss = float(np.sum(np.where(clip > 0, clip / sigma, 0.0)))
         return floor_digits(1.0 / loss, 9) if loss > 0 else math.inf
 
-    @property
+    @cached_property
     def event(self) -> dp_event.DpEvent:
         """The accounting event of one round (central trust) or of one participation (local trust), all its steps.
 

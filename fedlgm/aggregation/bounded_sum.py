@@ -74,7 +74,7 @@ class BoundedSum:
                 the plan's; or answers do not belong to the plan's queries.
         """
         if self.plan.bounded_by == "trainer":
-            for row in self._bounded(updates):
+            for row in self._bounded(updates).unbind():
                 self._add_bounded(row)
             return
         for update in torch.atleast_2d(unbounded(updates)):
@@ -104,8 +104,8 @@ class BoundedSum:
 
     def _bounded(self, updates: Updates) -> Tensor:
         """Rows that the trainer has bounded as the plan says: updates, then answers to its queries."""
-        queries = [(noisy.query.name, noisy.query.size, noisy.query.bound) for noisy in self.plan.queries]
-        return torch.atleast_2d(bounded(updates, tuple(self.plan.clip.tolist()), queries))
+        rows = bounded(updates, self.plan.bounds, self.plan.asked)
+        return rows if rows.ndim == 2 else rows[None]
 
     def _add_bounded(self, row: Tensor) -> None:
         """Add one row that the trainer has bounded, in float64 throughout."""
@@ -136,7 +136,7 @@ class BoundedSum:
 
 def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
     """Add factor * part (float32) to `total` (float64): in pieces, four times as fast as torch's mixed arithmetic."""
-    if len(part) <= _CHUNK:
+    if part.shape[0] <= _CHUNK:
         total.add_(part.to(total.dtype), alpha=factor)
         return
     wide = torch.empty(min(_CHUNK, len(part)), dtype=total.dtype)

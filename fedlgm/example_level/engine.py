@@ -193,7 +193,7 @@ class ExampleGradients:
         scaling = one_by_one(scaling)
         inputs = parts(x)
         _require_pairs(inputs, y)
-        batch, dtype = len(inputs[0]), torch.float64 if self._exact_sums else self._dtype
+        batch, dtype = inputs[0].shape[0], torch.float64 if self._exact_sums else self._dtype
         if self._stack is not None and self._stack.takes(inputs, scaling) and 0 < batch <= self._most(inputs, scaling):
             self._probe(inputs, y)
             found = self._stack.sum(inputs[0], y, scaling, dtype)
@@ -379,7 +379,7 @@ def _observer(sizes: list[int], look: Callable[[Any, tuple[Any, ...], dict[str, 
 
 
 def _require_pairs(inputs: tuple[Any, ...], y: Any) -> None:
-    lengths = [len(values) for values in (*inputs, y)]
+    lengths = [values.shape[0] for values in (*inputs, y)]
     if len(set(lengths)) > 1:
         *first, last = map(str, lengths)
         raise ConfigError(f"a batch has as many inputs as targets, got {', '.join(first)} and {last}")

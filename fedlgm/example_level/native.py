@@ -67,20 +67,24 @@ class NativeExampleGradients:
         x = one_array(x, y)
         scaling = one_by_one(scaling)
         program, examples, most = self._program(tuple(x.shape[1:]))
-        if not len(y):
+        rows = y.shape[0]
+        if not rows:
             return ClippedSum(torch.zeros(program.parameters, dtype=torch.float64), self._none, 0)
         x, y = x.contiguous(), targets(program, y)
-        norm, sums, found = norm_of(scaling), examples.sums(), list[Tensor]()
-        for block in [(x, y)] if len(y) <= most else zip(x.split(most), y.split(most), strict=True):
-            amounts = examples.measure(*block, program.loss, self._weights, norm.order)
+        order, sums, found, discarded = norm_of(scaling).order, examples.sums(), [], 0
+        for block in [(x, y)] if rows <= most else zip(x.split(most), y.split(most), strict=True):
+            amounts = examples.measure(*block, program.loss, self._weights, order)
             # NumPy's root is rounded correctly; PyTorch may call MKL, whose bits depend on the processor.
-            norms = torch.from_numpy(np.sqrt(amounts.numpy())) if norm.order == 2 else amounts
-            examples.add(_factors(scaling, norms), sums)
+            norms = torch.from_numpy(np.sqrt(amounts.numpy())) if order == 2 else amounts
+            if all_finite(norms):
+                factors = scaling.factors(norms)
+            else:
+                factors, left_out = _factors(scaling, norms)
+                discarded += left_out
+            examples.add(factors, sums)
             found.append(norms)
-        total = examples.unpacked(sums, program.parameters)
-        norms = found[0] if len(found) == 1 else torch.cat(found)
-        discarded = 0 if all_finite(norms) else int((~norms.isfinite()).any(dim=1).sum())
-        return ClippedSum(total, norms, discarded)
+        norms = found[0] if rows <= most else torch.cat(found)
+        return ClippedSum(examples.unpacked(sums, program.parameters), norms, discarded)
 
     def _program(self, shape: tuple[int, ...]) -> tuple[Program, call.Examples, int]:
         """For inputs of a shape: the program, the kernel's memory, and the examples of a block."""
@@ -95,9 +99,7 @@ class NativeExampleGradients:
         return self._known[1:]
 
 
-def _factors(scaling: Scaling, norms: Tensor) -> Tensor:
-    """Factors of the norms [n, K]; zero for an example with one that is not finite."""
-    if all_finite(norms):
-        return scaling.factors(norms)
+def _factors(scaling: Scaling, norms: Tensor) -> tuple[Tensor, int]:
+    """Factors of the norms [n, K], zero for an example with one that is not finite, and the number of such examples."""
     counted = norms.isfinite().all(dim=1, keepdim=True)
-    return torch.where(counted, scaling.factors(torch.where(counted, norms, 0.0)), 0.0)
+    return torch.where(counted, scaling.factors(torch.where(counted, norms, 0.0)), 0.0), int((~counted).sum())

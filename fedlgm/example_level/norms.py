@@ -63,5 +63,7 @@ _OF_ORDER: dict[int, Norm] = {1: L1(), 2: L2()}
 
 def norm_of(scaling: Any) -> Norm:
     """The norm that a scaling bounds: its attribute `norm` (of a user's class only the order counts), or l2."""
-    found: Norm = getattr(scaling, "norm", None) or L2()
+    found: Norm | None = getattr(scaling, "norm", None)
+    if found is None:
+        return _OF_ORDER[2]
     return found if is_bundled(found) else _OF_ORDER[found.order]

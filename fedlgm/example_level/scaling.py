@@ -138,8 +138,10 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
         [1.0, 0.25]
     """
     if isinstance(bound, float | int) and norms.dtype == torch.float64 and 0 < SAFETY * bound < math.inf:
-        limit = torch.tensor(SAFETY * bound, dtype=norms.dtype, device=norms.device)
-        return limit / norms.clamp(min=SAFETY * bound)  # the same in two operations
+        limit = SAFETY * bound  # the same in two operations, which NumPy makes of a few numbers in a third of the time
+        if norms.device.type == "cpu":
+            return torch.from_numpy(np.asarray(limit / np.maximum(norms.numpy(), limit)))
+        return torch.tensor(limit, dtype=norms.dtype, device=norms.device) / norms.clamp(min=limit)
     bound = torch.as_tensor(bound, dtype=norms.dtype, device=norms.device)
     whole = norms <= bound * SAFETY
     cut = SAFETY * bound / torch.where(whole, 1.0, norms)
@@ -228,10 +230,12 @@ class _Whole:
 
     def factors(self, norms: Tensor) -> Tensor:
         """See `Scaling`."""
+        if norms.shape[1] == 1:  # the only layer's norm is that of the whole, to the bit
+            return self.of_whole(norms)
         return self.of_whole(torch.linalg.vector_norm(norms, dim=1))[:, None].expand_as(norms)
 
     def of_whole(self, norms: Tensor) -> Tensor:
-        """Factor of the gradient for its norm, [n]."""
+        """Factor of each gradient for its norm, of any shape."""
         raise NotImplementedError
 
     def bounds(self, layers: int) -> np.ndarray:

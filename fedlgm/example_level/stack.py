@@ -99,16 +99,16 @@ class StackPass:
             return None
         of_gradients = of_rows[len(inputs) :]
         of_weights = of_rows[: len(inputs)] * of_gradients
-        squares = np.zeros((len(x), self._columns))
+        squares = np.zeros((x.shape[0], self._columns))
         for layer, weight, column in self._places:
             squares[:, column] += (of_weights if weight else of_gradients)[layer]
         norms = torch.from_numpy(squares).sqrt()  # as `Pass` computes them: NumPy rounds otherwise
-        factors = [column.contiguous() for column in cast(scaling.factors(norms), x.dtype).unbind(1)]
+        factors = cast(scaling.factors(norms), x.dtype).t().contiguous().unbind()
         total = torch.zeros(sum(self._sizes), dtype=dtype)
-        for part, (layer, weight, column) in zip(total.split(self._sizes), self._parts, strict=True):
+        for part, (layer, weight, column) in zip(total.split_with_sizes(self._sizes), self._parts, strict=True):
             dy, rows = gradients[layer], inputs[layer]
             if weight:
-                scaled = dy * factors[column][:, None]
+                scaled = dy * factors[column].unsqueeze(1)
                 add_product_(part.view(dy.shape[1], rows.shape[1]), scaled, rows)
             else:
                 add_scaled_(part, dy, factors[column])
@@ -116,10 +116,12 @@ class StackPass:
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Inputs of the layers and their outputs' gradients, for the sum of the losses; the last layer first."""
-        inputs, gradients = list[Tensor](), list[Tensor]()
+        inputs: list[Tensor] = []
+        gradients: list[Tensor] = []
         for site, activation, _ in self._layers:
             inputs.insert(0, x)
-            x = functional.linear(x, site.module.weight, site.module.bias)
+            own = site.module._parameters  # PyTorch's way to an attribute takes as long as some of the arithmetic
+            x = functional.linear(x, own["weight"], own["bias"])
             x = x if activation is None else activation(x)
         gradient = self._task.summed_gradient(x, y)
         for i, (site, _, derivative) in enumerate(reversed(self._layers)):
@@ -127,7 +129,7 @@ class StackPass:
                 gradient = derivative(gradient, inputs[i - 1] if i else x)
             gradients.append(gradient)
             if i + 1 < len(self._layers):
-                gradient = gradient @ site.module.weight
+                gradient = gradient @ site.module._parameters["weight"]
         return inputs, gradients
 
 

@@ -116,13 +116,14 @@ class ExampleTrainer:
     def _try(self, x: Inputs, y: Tensor) -> None:
         """Test model and task: in the first sum, and in the n-th with probability 1/n, about ten times in 10,000."""
         self._sums += 1
-        if self._tried < min(len(y), 2):  # one example shows less than two
-            self._tried = min(len(y), TRIED)
-            rows = torch.linspace(0, len(y) - 1, self._tried).long()  # of all data: they may be sorted by class
+        examples = y.shape[0]  # of small tensors, `len` takes as long as arithmetic
+        if self._tried < min(examples, 2):  # one example shows less than two
+            self._tried = min(examples, TRIED)
+            rows = torch.linspace(0, examples - 1, self._tried).long()  # of all data: they may be sorted by class
             few = self._few(x, y, rows)
             try_examples(self._module, self.layers, self._task, *few, type(self._module))
-        elif len(y) > 1 and self._random.random() < 1 / self._sums:
-            rows = torch.tensor(self._random.sample(range(len(y)), min(len(y), TRIED)))
+        elif examples > 1 and self._random.random() < 1 / self._sums:
+            rows = torch.tensor(self._random.sample(range(examples), min(examples, TRIED)))
             try_step(self._module, self.layers, self._task, *self._few(x, y, rows))
 
     def _few(self, x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:
@@ -170,7 +171,7 @@ def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tenso
         path: (round, client) or (round, client, step).
     """
     drawn = keys.numpy_generator(Purpose.TRAIN, *path).random(examples) < rate
-    return torch.from_numpy(np.flatnonzero(drawn))
+    return torch.from_numpy(drawn.nonzero()[0])
 
 
 def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
@@ -244,15 +245,16 @@ def local_steps(
     model = model.to(trainer.device)
     trainer.weights.copy_(model)
     optimizer = FlatOptimizer(settings.optimizer, trainer.weights, lr=settings.lr, momentum=settings.momentum)
-    batches = keys.derive(b"batches", digest)
+    batches, numbers = keys.derive(b"batches", digest), range(1, steps.count + 1)
+    # All batches first: small pieces of work cost half as much if each is done several times in a row.
+    drawn = [poisson_rows(batches, y.shape[0], steps.rate, round, client, step) for step in numbers]
+    rings = [keys.derive(b"step", step.to_bytes(4, "little")) for step in numbers]
     released = sum(int(plan.layers.sizes[j]) for j in plan.indices)
     answers = torch.zeros(plan.size - released, dtype=torch.float64)
     names = hashlib.sha256()
-    for step in range(1, steps.count + 1):
-        own_keys = keys.derive(b"step", step.to_bytes(4, "little"))
-        rows = poisson_rows(batches, len(y), steps.rate, round, client, step)
+    for rows, ring in zip(drawn, rings, strict=True):
         bounded = trainer.sum(x, y, rows, plan)
-        own, name = local_release(bounded, plan, own_keys, round, client, backend, trainer.device)
+        own, name = local_release(bounded, plan, ring, round, client, backend, trainer.device)
         against = own.total.div_(-steps.batch)  # the mean, turned around in place
         optimizer.step(plan.expand(against).to(trainer.weights))
         if len(answers):

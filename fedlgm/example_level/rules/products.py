@@ -62,7 +62,7 @@ def squares_of_rows(many: Sequence[Tensor]) -> np.ndarray:
     """`row_squares` of several tensors on the CPU with n rows each, float64 [len(many), n]."""
     longest = max(rows.shape[1] for rows in many)
     if longest <= _RUN and all(rows.dtype == torch.float32 for rows in many):
-        found = np.empty((len(many), len(many[0])))
+        found = np.empty((len(many), many[0].shape[0]))
         for norms, rows in zip(found, many, strict=True):
             norms[:] = torch.linalg.vector_norm(rows, dim=1).numpy()
         found *= found

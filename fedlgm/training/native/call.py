@@ -101,13 +101,14 @@ class Examples:
             model: parameters [D].
             order: 1 for absolute values, 2 for squares.
         """
-        assert len(x) == len(y) <= self._most
+        rows = x.shape[0]  # `len` of a tensor takes as long as arithmetic
+        assert rows == y.shape[0] <= self._most
         assert all(tensor.is_contiguous() for tensor in (x, y, model))
         assert x.dtype == model.dtype == torch.float32
         assert y.dtype == (torch.float32 if loss else torch.int64)
-        self._measured = len(x)
-        amounts = torch.zeros(len(x), self._width.value, dtype=torch.float64)
-        n, kind, power = map(ctypes.c_int64, (len(x), loss, order))
+        self._measured = rows
+        amounts = torch.zeros(rows, self._width.value, dtype=torch.float64)
+        n, kind, power = map(ctypes.c_int64, (rows, loss, order))
         self._library.fedlgm_examples(
             self._ops, self._count, _address(x), _address(y), n, kind, _address(model), self._columns, self._width,
             power, self._rows, self._gradients, _address(amounts), self._area,
@@ -118,9 +119,9 @@ class Examples:
         """Add the measured gradients times factors, float64 [n, K], to packed `sums`; a factor of zero adds nothing."""
         factors = factors.contiguous()
         assert factors.dtype == sums.dtype == torch.float64
-        assert len(factors) == self._measured  # their memory is laid out by that number
-        assert (factors.shape[1], len(sums)) == (self._width.value, self._size)
-        n = ctypes.c_int64(len(factors))
+        assert factors.shape == (self._measured, self._width.value)  # their memory is laid out by the number of rows
+        assert sums.shape == (self._size,)
+        n = ctypes.c_int64(self._measured)
         self._library.fedlgm_add(
             self._ops, self._count, self._gradients, n, self._columns, self._width, _address(factors), self._scaled,
             _address(sums), self._area,

@@ -111,7 +111,7 @@ def require_cpu(device: torch.device) -> None:
 
 def one_array(x: Any, y: Any, least: int = 0) -> Tensor:
     """The inputs; ConfigError if they are not one array of at least `least` examples, with a target each."""
-    if not isinstance(x, Tensor) or x.dtype != torch.float32 or not least <= len(x) == len(y):
+    if not isinstance(x, Tensor) or x.dtype != torch.float32 or not least <= x.shape[0] == len(y):
         raise ConfigError(
             "training.kernel = 'native' trains on one float32 array of inputs with a target each: use 'torch'"
         )

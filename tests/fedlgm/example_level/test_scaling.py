@@ -10,6 +10,7 @@ from torch import nn
 
 from fedlgm.errors import ConfigError
 from fedlgm.example_level import PSAC, AutoS, ExampleGradients, FlatClip, PerLayerClip, Reweighted, clipped_sum
+from fedlgm.example_level.scaling import SAFETY, clip_factors
 from fedlgm.layers import LayerTable
 
 finite = st.floats(0.0, 1e30)
@@ -33,6 +34,21 @@ def test_factors_keep_the_stated_bounds(norms, clip, small):
         assert (counted >= 0).all()
         assert (counted <= limits).all()
         assert (torch.linalg.vector_norm(counted, dim=1) <= scaling.bound).all()
+
+
+@given(norms=st.lists(st.floats(0.0, 1e150), min_size=1, max_size=5), clip=bounds)
+def test_the_only_layers_norm_is_that_of_the_whole_to_the_bit(norms, clip):
+    g = torch.tensor(norms, dtype=torch.float64)[:, None]
+    for scaling in (FlatClip(clip), AutoS(clip), PSAC(clip)):
+        assert torch.equal(scaling.factors(g)[:, 0], scaling.of_whole(torch.linalg.vector_norm(g, dim=1)))
+
+
+@given(norm=st.floats(0.0, 1e300), clip=bounds)
+def test_clip_factors_are_one_formula_for_any_shape(norm, clip):
+    one = torch.tensor(norm, dtype=torch.float64)
+    limit = torch.tensor(SAFETY * clip, dtype=torch.float64)
+    assert torch.equal(clip_factors(one, clip), limit / one.clamp(min=limit))
+    assert torch.equal(clip_factors(one.expand(2, 3), clip), (limit / one.clamp(min=limit)).expand(2, 3))
 
 
 def test_small_gradients_are_counted_whole_or_as_the_rule_says():
