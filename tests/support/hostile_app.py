@@ -28,7 +28,7 @@ SERVER = '''
 import hashlib, json, time
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import ServerApp
-from fedlgm import node_protocol as protocol
+from fedlgm import frames
 from strategies.node.enrolment import key_digest
 
 app = ServerApp()
