@@ -1,10 +1,10 @@
 """Local training of client-level recipes beside a plain loop: `python -m benchmarks.workloads --json [RECIPE ...]`.
 
 Both train the same block of clients with the same module, examples, epochs and batches; the plain loop is `zero_grad`,
-`backward`, `step` as users write it. Each has a process of its own, since a trainer changes how its process returns
-memory. They take turns, and a ratio is the loop's processor time over ours in the same turn: above 1 ours is faster.
-One thread. If a data set is not on this machine, random inputs of its shape replace it, with equal clients of the
-published number of examples; contents do not change the time. Models of more than 200,000 parameters train `LARGE`
+`backward`, `step` as users write it. Each side runs in a separate process, since a trainer changes how its process
+returns memory. They take turns, and a ratio is the loop's processor time over ours in the same turn: above 1 ours is
+faster. One thread. If a data set is not on this machine, random inputs of its shape replace it, with equal clients of
+the published number of examples; contents do not change the time. Models of more than 200,000 parameters train `LARGE`
 examples per client for one epoch. Recipes that bound every example are compared in `benchmarks.example_level`,
 correlated noise and rounds of one client in `benchmarks.whole_rounds`.
 """

@@ -1,4 +1,4 @@
-"""What a server and a node's release service say to each other: questions, answers and signatures.
+"""Messages between a server and a node's release service: questions, answers and signatures.
 
 A question passes through any number of untrusted processes, so a digest of all its parts names it. If the server signs
 this digest, only the server can spend the node's budget. The service signs its answer together with the digest, so
