@@ -105,6 +105,7 @@ def with_gpu(attempt: Attempts, run_sweep: bool, runs: bool) -> dict[str, Any]:
     if runs:
         report["simulators"] = attempt("simulators", _simulators)
         report["adapters"] = attempt("adapters", adapters.measure, device, adapters.Scale())
+        report |= _recipes(attempt)
     if run_sweep and backend == "triton":
         report["sweep"] = attempt("sweep", sweep, timer) or []
     return report
@@ -124,6 +125,15 @@ def _simulators() -> dict[str, Any]:
     from benchmarks.gpu_parts import simulators
 
     return simulators.measure()
+
+
+def _recipes(attempt: Attempts) -> dict[str, Any]:
+    from benchmarks.gpu_parts import recipes
+
+    return {
+        "recipes": [attempt(f"recipe {name}", recipes.beside_a_loop, name, 5, "cuda") for name in recipes.NAMES],
+        "cohorts": attempt("cohorts", recipes.cohorts),
+    }
 
 
 def version(package: str) -> str | None:
@@ -148,7 +158,8 @@ def show(report: dict[str, Any]) -> None:
         print(f"{part}: {sum(checks.values())} of {len(checks)} checks passed")
     parts = [report.get(part, []) for part in ("bounded_sum", "noise", "sweep")]
     rows = [*itertools.chain(*parts), *report["rounds"].get("rows", [])]
-    whole = [report.get(part) for part in ("simulators", "adapters")]
+    rows += report.get("recipes", [])
+    whole = [report.get(part) for part in ("simulators", "adapters", "cohorts")]
     for row in filter(None, [*rows, report["rounds"].get("summary"), report["cpu"], *whole]):
         print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()))
     for failure in report["failures"]:

@@ -59,7 +59,13 @@ def _peak(process: str) -> float:
 
 
 def federation(
-    clients: int, cohort: int, rounds: int, nodes: int = 1, model: str = LOGISTIC, engine: str = "ray"
+    clients: int,
+    cohort: int,
+    rounds: int,
+    nodes: int = 1,
+    model: str = LOGISTIC,
+    engine: str = "ray",
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Run a synthetic federation and return seconds of each round and peak memory."""
     from benchmarks.contenders.cluster import one_core_nodes
@@ -75,6 +81,7 @@ def federation(
         f"federation.rounds={rounds}",
         "training.epochs=1",
         "training.batch_size=100000",
+        f"training.device={device}",
         "privacy.delta=1e-6",
         "run.evaluate_every=1000",
         "run.checkpoint_every=1000",

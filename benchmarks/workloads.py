@@ -18,9 +18,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -106,23 +106,35 @@ class Side:
         self._process.join()
 
 
+class Block(NamedTuple):
+    """What both sides of a comparison train: the clients' inputs and targets, and their passes over them."""
+
+    assembly: Assembly
+    clients: list[tuple[Any, torch.Tensor]]
+    epochs: int
+    own_data: bool
+
+    @classmethod
+    def of(cls, name: str, changes: Sequence[str] = ()) -> Block:
+        """A typical block of clients of a recipe."""
+        assembly = Assembly(recipes.load(name, list(changes)))
+        found, own = blocks(assembly)
+        if not own:
+            x, y = found[0]
+            outline = data.outline(assembly.recipe.data.name)
+            assert outline is not None
+            few = DataSet.from_arrays((x[:2], y[:2]), (x[:2], y[:2]), classes=outline.classes)
+            assembly.with_data(few, data.partition(np.zeros(2, np.int64), 1, "iid"))
+        epochs = assembly.recipe.training.epochs
+        if assembly.layers.size > 200_000:
+            found, epochs = [(inputs.take(x, slice(LARGE)), y[:LARGE]) for x, y in found[:2]], 1
+        return cls(assembly, found, epochs, own)
+
+
 def measure(name: str, turns: int) -> dict[str, Any]:
     """Figures of one recipe."""
-    assembly = Assembly(recipes.load(name))
-    found, own = blocks(assembly)
-    if not own:
-        x, y = found[0]
-        few = DataSet.from_arrays(
-            (x[:2], y[:2]), (x[:2], y[:2]), classes=data.outline(assembly.recipe.data.name).classes
-        )  # type: ignore[union-attr]
-        assembly.with_data(few, data.partition(np.zeros(2, np.int64), 1, "iid"))
-    settings, epochs, large = (
-        assembly.recipe.training.local,
-        assembly.recipe.training.epochs,
-        assembly.layers.size > 200_000,
-    )
-    if large:
-        found, epochs = [(inputs.take(x, slice(LARGE)), y[:LARGE]) for x, y in found[:2]], 1
+    assembly, found, epochs, own = Block.of(name)
+    settings = assembly.recipe.training.local
     module, keys = assembly.module(), KeyRing.from_seed(0)
     start = {key: value.clone() for key, value in module.state_dict().items()}
 

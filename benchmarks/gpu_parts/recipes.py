@@ -1,0 +1,93 @@
+"""Local training of bundled recipes on a GPU beside a plain loop, and rounds with a cohort of thousands.
+
+The blocks of clients and the plain loop are those of `benchmarks.workloads`; every client's examples lie on the GPU
+before the loop starts. A turn ends when the GPU has done its work.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks import scale, workloads
+from fedlgm import inputs
+from fedlgm.contributions import unbounded
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.training import ClientTask
+from simulations.config.decided import decided
+
+NAMES = (
+    "ladp-cifar10-resnet18",
+    "inid-resnet20-cifar10",
+    "ladp-cifar10-cnn",
+    "fashion-mnist",
+    "text-gru",
+    "text-transformer",
+)
+COHORT = {"clients": 50_000, "cohort": 5_000, "rounds": 10, "engine": "local"}
+
+
+def cohorts(device: str = "cuda") -> dict[str, Any]:
+    """Rounds of 5,000 of 50,000 clients with a linear model: with the GPU, and on one core of the same machine."""
+    runs = {place: scale.federation(**COHORT, device=place) for place in (device, "cpu")}  # type: ignore[arg-type]
+    return {place: run | {"median": statistics.median(run["seconds"])} for place, run in runs.items()}
+
+
+def beside_a_loop(name: str, turns: int, device: str) -> dict[str, Any]:
+    """Figures of one recipe."""
+    block = workloads.Block.of(name, [f"training.device={device}"])
+    assembly = decided(block.assembly, workers=1)
+    section, model, keys = assembly.recipe.training, assembly.initial_model(), KeyRing.from_seed(0)
+    trainer = assembly.trainer(section.vectorize == "on", section.compile is True)
+    module = assembly.module().to(device)
+    start = {key: value.clone() for key, value in module.state_dict().items()}
+    clients = [(inputs.to(x, torch.device(device)), y.to(device)) for x, y in block.clients]
+
+    def tasks() -> list[ClientTask]:
+        return [
+            ClientTask(x, y, keys.torch_generator(Purpose.PROBE, i), block.epochs) for i, (x, y) in enumerate(clients)
+        ]
+
+    def ours() -> None:
+        for update in trainer.updates(model, tasks()):
+            unbounded(update)
+
+    def loop() -> None:
+        for task in tasks():
+            workloads.plain(module, start, task, section.local, assembly.task)
+
+    spent: dict[str, list[float]] = {"ours": [], "loop": []}
+    for turn in range(turns + 1):
+        for side, work in (("ours", ours), ("loop", loop)):
+            seconds = _timed(work, device)
+            if turn:  # the first warms up
+                spent[side].append(seconds)
+    ratios = sorted(b / a for a, b in zip(spent["ours"], spent["loop"], strict=True))
+    return {
+        "recipe": name,
+        "parameters": int(assembly.layers.size),
+        "vectorize": section.vectorize,
+        "clients": len(clients),
+        "examples_per_client": [len(y) for _, y in clients],
+        "ratio": statistics.median(ratios),
+        "least": ratios[0],
+        "most": ratios[-1],
+        "seconds": spent,
+    }
+
+
+def _timed(work: Callable[[], None], device: str) -> float:
+    _wait(device)
+    started = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - started
+
+
+def _wait(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
