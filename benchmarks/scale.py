@@ -80,7 +80,7 @@ def federation(
         f"federation.rate={cohort / clients}",
         f"federation.rounds={rounds}",
         "training.epochs=1",
-        "training.batch_size=100000",
+        f"training.batch_size={EXAMPLES}",
         f"training.device={device}",
         "privacy.delta=1e-6",
         "run.evaluate_every=1000",
