@@ -1,7 +1,8 @@
 """Whole private rounds beside rounds of a plain loop without privacy: `python -m benchmarks.whole_rounds [CASE ...]`.
 
 For what `benchmarks.workloads` leaves out, because it lies outside of local training or needs another loop: correlated
-noise, clients that noise their own examples' steps, LaDP, and one client per round. Ours is a run of engine `local`
+noise, clients that noise their own examples' steps, LaDP, and one client per round. Where clients protect their own
+examples, the loop of a second case is Opacus's, whose steps are as private as ours. Ours is a run of engine `local`
 with its plan, bounds, noise and ledger on disk, without evaluation and checkpoints. After each round a plain loop
 trains the same cohort with the same numbers of steps and averages the models. A ratio is the loop's processor time over
 ours: above 1 ours is faster. One thread.
@@ -21,6 +22,8 @@ from typing import Any
 from unittest import mock
 
 import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
 from benchmarks.workloads import plain
@@ -34,11 +37,13 @@ from simulations.config.assembly import Assembly
 from strategies import CohortSampler, LayerwiseFedAvg
 
 ONE = ["federation.sampling=fixed", "federation.cohort=1", "federation.rate=none"]
+OPACUS = "example-level-federation, Opacus"
 CASES: dict[str, tuple[str, list[str]]] = {
     "correlated-digits": ("correlated-digits", []),
     "correlated-fashion-mnist": ("correlated-fashion-mnist", []),
     "example-level-federation": ("example-level-federation", []),
     "example-level-federation, compiled kernel": ("example-level-federation", ["training.kernel=auto"]),
+    OPACUS: ("example-level-federation", []),
     "ten-hospitals": ("ten-hospitals", []),
     "ladp-fashion-mnist": ("ladp-fashion-mnist", []),
     "ladp-fashion-mnist-published": ("ladp-fashion-mnist-published", []),
@@ -54,8 +59,10 @@ class _EnoughError(Exception):
 class PlainRounds:
     """FedAvg as its users write it, on a run's clients and cohorts."""
 
-    def __init__(self, assembly: Assembly) -> None:
-        self._assembly, self._module = assembly, assembly.module()
+    def __init__(self, assembly: Assembly, opacus: bool = False) -> None:
+        self._assembly, self._module, self._opacus = assembly, assembly.module(), opacus
+        if opacus:
+            self._module = GradSampleModule(self._module)
         self._source = PartitionedSource(assembly.dataset, assembly.partition)
         self._keys = KeyRing.from_seed(assembly.recipe.run.seed)
         self._sampler = CohortSampler(assembly.cohorts, self._keys)
@@ -80,7 +87,14 @@ class PlainRounds:
             plain(self._module, start, ClientTask(x, y, order, section.epochs), section.local, task)
             return
         self._module.load_state_dict(start)
-        optimizer = torch.optim.SGD(self._module.parameters(), lr=section.lr)
+        optimizer: Any = torch.optim.SGD(self._module.parameters(), lr=section.lr)
+        if self._opacus:
+            optimizer = DPOptimizer(
+                optimizer,
+                noise_multiplier=self._assembly.facts.noise_multiplier,
+                max_grad_norm=self._assembly.recipe.mechanism.options["bound"],
+                expected_batch_size=section.batch_size,
+            )
         steps = self._assembly.facts.steps
         examples = len(self._assembly.dataset.train_y)
         count, rate = (steps.count, steps.rate) if steps is not None else (1, section.batch_size / examples)
@@ -97,7 +111,7 @@ def measure(case: str, rounds: int) -> dict[str, Any]:
     name, overrides = CASES[case]
     more = ["run.evaluate_every=100000", "run.checkpoint_every=100000"]
     recipe = recipes.load(name, [*overrides, *more])
-    other, ours, loop = PlainRounds(Assembly(recipe)), list[float](), list[float]()
+    other, ours, loop = PlainRounds(Assembly(recipe), case == OPACUS), list[float](), list[float]()
     aggregate, configure = LayerwiseFedAvg.aggregate_train, LayerwiseFedAvg.configure_train
     started = 0.0
 

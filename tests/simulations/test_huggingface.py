@@ -62,6 +62,7 @@ def protecting_examples(model, path, engine="local"):
     return simulations.simulate("dp-sgd-digits", model=model, run_dir=path, **options)
 
 
+@pytest.mark.slow
 def test_examples_are_protected_in_gpt2(tmp_path):
     assert protecting_examples(gpt2(), tmp_path / "run").guarantee.startswith("proven (example-level")
 

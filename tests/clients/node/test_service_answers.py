@@ -154,6 +154,7 @@ def test_there_are_few_moments_at_which_answers_leave(seconds):
     assert moment(seconds, 600.0, 600.0) == 600.0  # a policy may leave one alone
 
 
+@pytest.mark.slow
 def test_what_is_late_is_refused_at_a_time_of_the_policys(tmp_path):
     """And its answer, asked for again, at one of the few moments: how late it was nobody sees."""
 

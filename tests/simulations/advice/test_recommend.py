@@ -178,8 +178,8 @@ def test_test_tables_need_no_column_of_users() -> None:
 
 
 def test_a_model_too_large_for_a_minute_is_refused_at_once() -> None:
-    with pytest.warns(Notice), pytest.raises(ConfigError, match=r"resnet152 takes .* passes"):
-        simulations.recommend("ladp-cifar100-resnet152")
+    with pytest.warns(Notice), pytest.raises(ConfigError, match=r"resnet18 takes .* passes"):
+        simulations.recommend("ladp-cifar100-resnet18")
 
 
 def test_a_warm_up_at_chance_is_refused() -> None:

@@ -117,6 +117,7 @@ def test_whoever_is_given_up_is_named(federation):
     assert any(line.startswith("waiting for n1 (2 of 3 answered") for line in federation.lines)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_slow_counts_as_zero_and_its_late_answer_is_told(federation):
     late: list[tuple[str, RecordDict, Message]] = []
 
@@ -136,6 +137,7 @@ def test_a_node_that_is_slow_counts_as_zero_and_its_late_answer_is_told(federati
     assert any("too late: charged there, not counted here" in line for line in federation.lines)
 
 
+@pytest.mark.slow
 def test_a_supernode_that_stays_behind_by_one_is_greeted(federation):
     federation.link.behind = {1: []}
     quick = Patience(
