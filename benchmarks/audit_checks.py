@@ -3,7 +3,7 @@
     python -m benchmarks.audit_checks            # measures what docs/results/audits.json lacks
     python -m benchmarks.audit_checks --write    # and puts the tables on docs/results/audits.md
 
-Every seed has canaries and noise of its own. Defects change only the noise, so that the bound on epsilon and the checks
+Every seed has separate canaries and noise. Defects change only the noise, so that the bound on epsilon and the checks
 of the noise can be compared.
 """
 

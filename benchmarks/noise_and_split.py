@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument(
         "--noise", nargs="*", choices=list(NOISES), default=list(NOISES), help="noises that are run here"
     )
-    parser.add_argument("--narrow", action="store_true", help=f"run {NARROW!r} in the place of the other splits")
+    parser.add_argument("--narrow", action="store_true", help=f"run {NARROW!r} instead of the other splits")
     parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
     parser.add_argument("--write", action="store_true", help="write the tables of docs/results, run nothing")
     options = parser.parse_args()

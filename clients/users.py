@@ -1,4 +1,4 @@
-"""Contributions of users, who are persons with several clients, such as the devices of a household.
+"""Contributions of users. A user is a person with several clients, such as several devices.
 
 >>> from clients import ClientData
 >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling, mechanisms

@@ -230,7 +230,7 @@ def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: shown(value) for key, value in values.items()}
 
 
-_WORDS = {  # in the place of pydantic's own
+_WORDS = {  # instead of pydantic's words
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be below {lt}",

@@ -130,7 +130,7 @@ class OneNodePerClient:
                 if client in self._nodes:
                     raise RunError(
                         f"nodes {self._nodes[client]} and {node} both say that they are client {client}, whose data "
-                        f"would count twice: give every node a {wire.PARTITION} of its own"
+                        f"would count twice: give every node a different {wire.PARTITION}"
                     )
                 self._nodes[client] = node
             missing = sorted(set(range(population)) - self._nodes.keys())

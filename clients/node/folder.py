@@ -2,8 +2,8 @@
 
 DIR/policy.toml          what the operator allows
 DIR/state/               noise key, service key, ledger, kept answers, open rounds: the service's user only
-                         (the noise key is made by the service itself, at its first start)
-DIR/witness/             how far the ledger is; best another disk, or another backup schedule
+                         (the service makes the noise key at its first start)
+DIR/witness/             position of the ledger; best kept on another disk, or on another backup schedule
 DIR/run/release.sock     where questions arrive; the group of the folder may connect
 DIR/public.toml          what the server's operator needs to enrol this node
 """
@@ -155,8 +155,8 @@ class NodeFolder:
         """The noise key, 32 bytes. Until the first release every start of the service creates a new one.
 
         Anyone else who made the key could have kept it and could subtract all noise. The ledger therefore records the
-        digest of the key that its service makes, and no other key is used. In particular no key of a folder is used
-        whose service was first started elsewhere.
+        digest of the key that its service makes, and no other key is used. In particular, a key from a folder whose
+        service was first started elsewhere is not used.
 
         Args:
             ledger: the node's ledger, open for writing.

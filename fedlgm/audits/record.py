@@ -37,8 +37,9 @@ class CanaryRecord:
         correlation: largest significance |z| of a correlation of that noise with earlier rounds' and with other
             layers', and the correlation itself, [T, 2].
         sketch: sketch of that noise in each layer, see `repeats.Sketches`, [T, K, width]; NaN where not released.
-        found: most significant |z| of a window of earlier noise in it, the cosine, and how many were tried, [T, 3].
-        cells: number of its values in each cell of the normal law, [T, K, cells].
+        found: most significant |z| of a window of earlier noise in that noise, its cosine, and the number of windows
+            tried, [T, 3].
+        cells: number of that noise's values in each cell of the normal law, [T, K, cells].
         ordered: sorted absolute values of that noise at fixed ranks, see `order.ordered`, [T, K + 1, ranks].
         multipliers: the plan's effective multiplier of each round, [T].
         raw: sums of all layers with nothing subtracted: functions of the release alone, [T, m]; empty if

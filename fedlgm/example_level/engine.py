@@ -391,5 +391,5 @@ def _refuse_batch_norm(module: nn.Module) -> None:
         if running and child.training:
             raise ConfigError(
                 f"{name or 'the module'} ({type(child).__name__}) mixes the examples of a batch, so that none has a "
-                "gradient of its own: replace it with fedlgm.models.to_groupnorm(model)"
+                "separate gradient: replace it with fedlgm.models.to_groupnorm(model)"
             )

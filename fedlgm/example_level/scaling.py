@@ -102,7 +102,7 @@ def _alone(scaling: Scaling, norms: Tensor) -> Tensor:
 
 
 def one_by_one(scaling: Scaling) -> Scaling:
-    """The scaling to apply. A user's is called with one example at a time, and its factors are cut to its bounds.
+    """The scaling to apply. A user's scaling gets one example at a time, and its factors are capped at its bounds.
 
     A factor that depends on other examples' norms (clipping to the batch's median) has no per-example bound, because
     one added example would also move the other examples' factors.

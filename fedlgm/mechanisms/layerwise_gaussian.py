@@ -138,7 +138,7 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
             raise ConfigError(f"{self.name}: only clip = 'med' has a published variant; EqClip is sound as published")
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The rule's plan for a cohort whose layers all have the same norm; rounds plan from the real norms."""
+        """The rule's plan for a cohort whose layers all have the same norm; rounds use the clients' real norms."""
         return self.plan_from_private_norms(layers, facts, np.ones((1, len(layers))))
 
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:

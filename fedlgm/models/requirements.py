@@ -64,7 +64,7 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
         if is_lazy(parameter):
             raise ConfigError(
                 f"model {label}: parameter {name!r} has no size before the first forward pass: use a layer that is "
-                "given its sizes in the place of the lazy one, or call the model on an example first"
+                "given its sizes instead of the lazy one, or call the model on an example first"
             )
         if parameter.numel() == 0:
             raise ConfigError(f"model {label}: parameter {name!r} is empty, there is nothing to release: freeze it")

@@ -112,7 +112,7 @@ def accountant_of(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accountin
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence dp_accounting's log of omitted Renyi orders, which are routine and safe."""
+    """Silence dp_accounting's log of omitted Rényi orders, which are routine and safe."""
     before = absl.logging.get_verbosity()
     absl.logging.set_verbosity(absl.logging.ERROR)
     try:

@@ -15,8 +15,8 @@ _WARM_UP = 3  # calls before the recording, in which libraries choose kernels an
 class Recorded:
     """Calls a function of tensors by replaying its kernels, with equal bits.
 
-    For the hundreds of kernels of a small model's step, the processor needs longer to launch them than the GPU to run
-    them (docs/results/gpu.md). The graph belongs to the shapes of the last call; other shapes are recorded again.
+    The processor takes longer to launch the hundreds of kernels of a small model's step than the GPU takes to run them
+    (docs/results/gpu.md). The graph belongs to the shapes of the last call; other shapes are recorded again.
 
     Args:
         function: launches the same kernels whenever its arguments have the same shapes, and never waits for the device.

@@ -122,7 +122,7 @@ def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
 
     Args:
         recipe: the recipe, whose data are private if `private` is None.
-        private: data as for `simulate`, never looked into.
+        private: data as for `simulate`; the examples are never read.
         public: as for `public_examples`.
 
     Raises:

@@ -77,7 +77,7 @@ def lira(
 def inversion(
     target: TargetArgument = None,
     victims: Annotated[int, typer.Option(help="Clients to attack.")] = 3,
-    images: Annotated[int, typer.Option(help="Images per client; clients are reduced to this number.")] = 1,
+    images: Annotated[int, typer.Option(help="Images per client; each client keeps only this many.")] = 1,
     epsilons: Annotated[
         list[float] | None, typer.Option("--epsilon", help="Budget of the mechanism; repeatable.")
     ] = None,

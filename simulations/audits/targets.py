@@ -151,7 +151,7 @@ def audit_run(
         names = ", ".join(what for what in objects if what in vars(given))
         raise RunError(
             f"{run} was given Python objects ({names}), which a run folder does not hold: audit it in "
-            f"Python, with simulations.resume({str(run)!r}, ...).audit() and those objects in the place of the dots"
+            f"Python, with simulations.resume({str(run)!r}, ...).audit() and those objects in place of the dots"
         )
     assembly = Assembly(folder.recipe(), given)
     folder.provenance.check_objects(given.fingerprints(assembly.module(), assembly.partition) if given else {})

@@ -83,7 +83,7 @@ def method_beside(
 
 
 def require_planned(method: Method, plan: ReleasePlan) -> None:
-    """Refuse a run that its results may end and whose rounds together cost more than its stated budget.
+    """Refuse a run that may stop early because of its results if all its rounds cost more than the stated budget.
 
     Raises:
         ConfigError: the mechanism calibrates its noise to another budget.

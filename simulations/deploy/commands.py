@@ -72,7 +72,7 @@ def enrol(
         Path, typer.Argument(metavar="KEY.pub", help="Public key of its SuperNode, in the format of ssh-keygen.")
     ],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace the node that has this client number now.")
+        bool, typer.Option("--replace", help="Replace the node that currently has this client number.")
     ] = False,
 ) -> None:
     """Enrol a node that created its own keys."""
@@ -134,7 +134,10 @@ def register(
     overrides: SetOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Register another run of this recipe.")] = False,
 ) -> None:
-    """As the signer's user, register a recipe's run, so that its questions are signed; `run` does this if it may."""
+    """Register a recipe's run, so that the signer signs its questions; run this as the signer's user.
+
+    `deploy run` registers the run if its user may write the signer's files.
+    """
     from simulations.config import recipe as recipes
     from simulations.deploy import submit
 

@@ -21,7 +21,7 @@ from simulations.deploy.rows import NodeLedgerReport
 from simulations.shell import Commands, JsonOption, print_json
 from simulations.tables import table
 
-app = typer.Typer(cls=Commands, help="A node's own release service: policy, data, ledger.", no_args_is_help=True)
+app = typer.Typer(cls=Commands, help="Create, run and inspect a node's release service.", no_args_is_help=True)
 _out = Console(soft_wrap=True, emoji=False)
 
 NodeArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder.")]
@@ -41,8 +41,10 @@ def init(
     shape: Annotated[str | None, typer.Option(help="Shape of one input, for example 1,28,28.")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
     epsilon: Annotated[float, typer.Option(help="Budget for the lifetime of the data set.")] = 8.0,
-    delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
-    unit: Annotated[str, typer.Option(help="Unit that it protects: client (all of the data) or example.")] = "client",
+    delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 1e-5,
+    unit: Annotated[
+        str, typer.Option(help="Unit that the budget protects: client (all of the data) or example.")
+    ] = "client",
     server_key: Annotated[str, typer.Option(help="Public key of the server; the node then answers no one else.")] = "",
     test_seed: Annotated[
         int | None, typer.Option(help="FOR TESTS: anyone who knows the seed can subtract the noise. NOT PRIVATE.")

@@ -3,9 +3,9 @@
 It is for one Linux machine and the CPU. No service is started, no data are sent, and a worker shares the driver's
 memory until it writes.
 
-A lost worker is replaced, and its block is repeated with the same keys. Workers are forked from a process that was
-itself forked before the run began. When a worker is replaced, the driver has threads and open files, which a fork
-should not inherit. All of these processes end with the driver.
+A lost worker is replaced, and its block is repeated with the same keys. Workers are forked from a helper process that
+was forked before the run began, because by the time a worker is replaced the driver has threads and open files, which
+a fork should not inherit. All of these processes end with the driver.
 """
 
 from __future__ import annotations

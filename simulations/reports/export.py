@@ -214,7 +214,7 @@ def _write_onnx(target: Path, module: nn.Module, example: inputs.Arrays, told: M
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the exporter, about itself
             program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=batch, verbose=False)
-    except Exception as error:  # whatever a graph lacks, the exporter raises something of its own
+    except Exception as error:  # the exporter's exceptions have no common type
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RunError(f"PyTorch cannot express {type(module).__name__} as ONNX: {reason}") from error
     assert program is not None

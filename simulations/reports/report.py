@@ -167,7 +167,7 @@ def _division(folder: RunFolder, private: bool) -> str:
     simulated = folder.provenance.read().get("clients", "simulated clients") == "simulated clients"
     public = not is_reference(recipe.data.name) and not is_object(recipe.data.name)
     if not simulated:
-        return _section("Clients", "<p>Real nodes: this server has not seen how their data is divided.</p>")
+        return _section("Clients", "<p>Real nodes: this server does not know how their data are divided.</p>")
     facts = [
         ("data", str(recipe.data.name)),
         ("partition", _options(recipe.data.partition, recipe.data.options)),

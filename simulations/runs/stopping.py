@@ -17,7 +17,7 @@ from simulations.config.recipe import Recipe
 
 
 class StoppedEarly(Exception):
-    """The rule holds after a round, so the run ends."""
+    """Ends a run after a round in which its stopping rule holds."""
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,8 @@ _RUN = 256  # float32 numbers whose squares vectorised sums add up with a relati
 def row_squares(rows: Tensor) -> Tensor:
     """Squared norm of each row of [n, size], float64 [n]; relative error at most 2^-20 for float32 rows of any length.
 
-    Squares below 2^-126 vanish in float32. A row in which they may matter is squared in float64, because its norm is a
-    factor of a product, so even a tiny norm matters. A square that overflows gives `inf`, and such an example counts
-    as zero.
+    Squares below 2^-126 vanish in float32. A row in which they may matter is squared in float64: its norm is a factor
+    of a product, so even a tiny norm matters. A square that overflows gives `inf`, and such an example counts as zero.
     """
     size = rows.shape[1]
     if rows.dtype == torch.float64:

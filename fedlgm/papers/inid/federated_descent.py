@@ -1,7 +1,7 @@
 """Coordinate descent as a federation: clients hold rows, and a round releases one coordinate's sum.
 
 The model is theta with one layer per coordinate. In round r the plan releases only coordinate (r - 1) mod K. Clients
-add up their rows' clipped partial derivatives, and the server does the proximal step. Without noise the path is that
+add up their rows' clipped partial derivatives, and the server takes the proximal step. Without noise the path is that
 of `coordinate_descent.descend` on all rows together, up to the factor 1 - 2^-16 of clipping. The unit of privacy is a
 row: every row's share is bounded before a client adds it up, so a client's sum needs no further bound.
 """

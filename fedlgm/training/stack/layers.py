@@ -118,7 +118,7 @@ class MaxPool:
 
     @staticmethod
     def suits(module: nn.MaxPool2d) -> bool:
-        """Whether the windows have this form."""
+        """Whether the pooling has windows of this size and step, without padding, dilation or ceil mode."""
         plain = pair(module.padding) == (0, 0) and pair(module.dilation) == (1, 1) and not module.ceil_mode
         return plain and pair(module.kernel_size) == (2, 2) and pair(module.stride) in ((1, 1), (2, 2))
 
