@@ -179,7 +179,7 @@ class Agreed:
         consent: the client's consent; None if the client has agreed to nothing.
         state: state of the node.
         needed: whether a client without consent refuses to add its own noise.
-        summed: whether the client's contribution is added to others before anybody sees it, as by workers of a
+        summed: whether the client's contribution is added to others before any party sees it, as by workers of a
             simulation.
 
     Example:

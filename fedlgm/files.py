@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 from fedlgm.errors import ConfigError, RunError
 
 PRIVATE = 0o600
-"""Mode of a file that nobody but its owner may read."""
+"""Mode of a file that only its owner may read."""
 PUBLIC = 0o666
 """Mode of a file that others may read as far as the process's umask permits."""
 

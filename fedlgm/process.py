@@ -30,12 +30,12 @@ _SECRET = {
     "example": "which examples a round draws stays secret",
     "step": "which of its examples a client's step draws stays secret",
 }
-"""What amplification by sampling rests on, where a unit is not a whole participant."""
+"""The secret on which amplification by sampling rests, if a unit is not a whole participant."""
 _PARTICIPATION = {
     True: "every client is in one of {b} groups for the whole run, and who takes part in a group's round stays secret",
     False: "nobody takes part twice within {b} rounds; who takes part when may be known",
 }
-"""Of a run that is one mechanism, by whether draws amplify it."""
+"""Participation in a run that is one mechanism, by whether secret draws amplify it."""
 
 
 @dataclass(frozen=True)

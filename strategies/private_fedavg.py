@@ -241,7 +241,7 @@ def _require_types(arrays: Any, configs: Iterable[Any], evaluate_fn: Any) -> Non
 
 
 def _warn_of_arrays(given: ArrayRecord, own: Iterable[ArrayRecord]) -> None:
-    """Warn of initial weights that nobody will train, such as those of a pretrained model."""
+    """Warn of initial weights that no client will train, such as those of a pretrained model."""
     theirs = given.to_numpy_ndarrays()
     for record in own:
         ours = record.to_numpy_ndarrays()

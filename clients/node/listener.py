@@ -99,7 +99,7 @@ class Listener:
         try:
             async with asyncio.timeout(limits.receive_seconds):
                 writer.write(frames.encode_header(answer.header, len(answer.body)))
-                writer.write(answer.body)  # by itself: joined it would be copied once more
+                writer.write(answer.body)  # separately, because joining would copy it once more
                 await writer.drain()
         except (OSError, TimeoutError):
             writer.transport.abort()  # closed in order it would keep the answer for as long as nobody reads it

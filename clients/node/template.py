@@ -87,7 +87,7 @@ largest_model = 20_000_000 # parameters
 most_epochs = 20 # of local training in one round
 
 [ask]
-server_key = {server_key} # public key of the server; with it nobody else can spend the budget. Empty: anybody may ask
+server_key = {server_key} # public key of the only server that can spend the budget. Empty: any sender may ask
 runs = [] # labels of runs; they protect nothing, since anybody may invent one. Empty: any
 releases = 1000 # over the data set's life; each costs that part of the budget or more, however much noise it has
 releases_per_run = 1000

@@ -236,7 +236,7 @@ class Canaries:
 
 @dataclass(frozen=True)
 class _Part:
-    """Who takes part in a round.
+    """The canaries that take part in a round.
 
     Attributes:
         orientation: sign of every canary's direction in that round, [m]; 0 where it cannot take part.

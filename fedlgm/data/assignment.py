@@ -234,7 +234,7 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
 
 
 def _unowned(labels: np.ndarray) -> np.ndarray:
-    """Clients of the samples, -1: nobody has any yet."""
+    """Clients of the samples; all are -1, because no sample is assigned yet."""
     return np.full(len(labels), -1, dtype=np.int64)
 
 

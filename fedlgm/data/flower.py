@@ -77,7 +77,7 @@ def _owners(partitioner: Partitioner, labels: np.ndarray, ring: KeyRing) -> np.n
 
 
 def _read_back(partitioner: Partitioner, count: int, rows: Callable[[Any], Any]) -> np.ndarray:
-    """Client of each of `count` samples, -1 for nobody; `rows` gives a partition's samples."""
+    """Client of each of `count` samples, -1 for none; `rows` gives a partition's samples."""
     owner = np.full(count, -1, dtype=np.int64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # our own messages report retries and unused classes

@@ -55,7 +55,7 @@ def load_folder(
             class 0; words are classes in alphabetical order. None takes subfolders as classes.
         train_images: number of training images that the folder must have, as published or agreed; None accepts any
             number.
-        image_classes: likewise the number of classes.
+        image_classes: the same for the number of classes.
 
     Raises:
         DataError: the folder does not exist or has no images, an image cannot be read, or a label is missing (the

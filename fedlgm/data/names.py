@@ -70,7 +70,7 @@ def missing(values: np.ndarray) -> np.ndarray:
 
 
 def counted(lost: np.ndarray, what: str) -> str:
-    """How many rows have no such value, in words.
+    """Number of rows without such a value, in words.
 
     Example:
         >>> counted(np.array([False, True]), "target")

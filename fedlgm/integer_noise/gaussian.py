@@ -43,7 +43,7 @@ def discrete_gaussian(variance: int, size: int, rng: np.random.Generator) -> np.
 
 
 def _candidates(variance: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """What is accepted of `count` discrete Laplace proposals."""
+    """The accepted values among `count` discrete Laplace proposals."""
     scale = math.isqrt(variance) + 1
     proposed = discrete_laplace(scale, count, rng)
     size = np.abs(proposed)

@@ -114,7 +114,7 @@ def require_classes(task: str, outputs: int, data: DataSet, what: str) -> None:
 
 
 def _instead(outputs: int, largest: int, data: DataSet) -> str:
-    """What else may have been meant by targets that go beyond the outputs."""
+    """The likely remedy for targets that exceed the number of outputs; empty if none is likely."""
     if outputs == largest == 1:
         return "; a single output for two classes is the task 'binary'"
     if largest == outputs and min(int(y.min()) for y in (data.train_y, data.test_y) if y.size) == 1:

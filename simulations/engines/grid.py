@@ -23,7 +23,7 @@ class Served:
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
     def answer(self, metadata: Any, config: Any, arrays: ArrayRecord | None) -> tuple[Message, list[Notice]]:
-        """The reply to a message, and warnings that the driver prints because nobody reads a worker's output."""
+        """The reply to a message, and warnings that the driver prints because a worker's output is not shown."""
         content = RecordDict({wire.CONFIG: config})
         if arrays is not None:
             content[wire.ARRAYS] = arrays

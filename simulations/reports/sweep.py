@@ -218,7 +218,7 @@ def sweep_table(report: SweepReport) -> Group:
 
 
 def _noises(report: SweepReport) -> str:
-    """How many releases' noise is in a sum, in words."""
+    """Number of releases whose noise is in a sum, in words."""
     counts = {row["noises_in_sum"] for row in report["rows"] if "noises_in_sum" in row}
     known = f"k = {min(counts):g}" + (f" to {max(counts):g}" if len(counts) > 1 else "") if counts else "k"
     return f"{known} releases' noise in a sum of q N contributions, under {report['trust']} trust"

@@ -34,7 +34,7 @@ class DivergedFile:
         """The error; None if there is none."""
         try:
             return self._error(str(strict_json.loads(self._path.read_text(encoding="utf-8"))["message"]))
-        except (OSError, ValueError, TypeError, KeyError):  # not there, or changed by somebody
+        except (OSError, ValueError, TypeError, KeyError):  # missing or edited
             return None
 
     def forget(self) -> None:

@@ -157,8 +157,8 @@ def serve(
             strict_json.write(folder.audit_file, audited_figures(assembly, folder, result), PRIVATE)
         folder.finish(result)
         followers.end(result)
-        # How long rounds took and who failed shows who took part, and canaries see what was there before the noise: the
-        # operator sees it, the summary does not keep it.
+        # Durations and failures of rounds reveal participants, and canaries see sums before their noise. Only the
+        # operator sees these figures; the stored summary omits them.
         seen = result.copy()
         seen.update(folder.audited())
         seen["failures"] = _failures(rows)

@@ -50,7 +50,7 @@ def _uniform(word):
 
 @triton.jit
 def _extended(u, word, more):
-    """u(word) with the bits of `more` below its own where `word` lies in the tail."""
+    """u(word), extended by the bits of `more` if `word` lies in the tail."""
     fine = (word & 0xFFFFFFFE).to(tl.float32) + (more.to(tl.float32) + 0.5) * 4.656612873077393e-10  # 2^-31
     return tl.where(word < _TAIL, fine * 2.3283064365386963e-10, u)
 

@@ -79,7 +79,7 @@ class Program:
 
 
 class _UnknownError(Exception):
-    """What the kernel does not know, in words."""
+    """The model or the task has a part that the kernel does not know; the message names it."""
 
 
 def _loss(task: Task) -> int:
