@@ -188,7 +188,7 @@ class _Attempt:
                 self._share(advert["client"] for advert in self._adverts)
             except VoidRound as error:
                 raise RunError(
-                    f"{error}. Nothing has been charged; the same command, without --fresh, resumes the run"
+                    f"{error}. No node has been charged; the same command, without --fresh, resumes the run"
                 ) from error
         self._ask(protocol.sha256(self._model))
         given: dict[int, Any] = {client: {"sealed": texts(sealed)} for client, sealed in self._delivered.items()}
