@@ -28,6 +28,9 @@ WRAP = 1e-9
 """Largest probability that any coordinate of an honest round's sum leaves the range of a word."""
 
 _FINEST = 2**24
+_LEAST_UNITS = 4
+"""Grid units in a bound, over the root of the number of coordinates. Rounding to a coarser grid shortens a contribution
+by more than a hundredth, and takes minutes for a long contribution but no time for a short one."""
 _ATTEMPTS = 20
 _SHRINK = 1 - 2.0**-8
 _ROUNDING = 1 + 1e-9
@@ -88,6 +91,11 @@ class IntegerGrid:
                 f"each of {honest} honest nodes would add noise of {units * multiplier / math.sqrt(honest):.2g} grid "
                 f"units, fewer than {law.least_deviation}, or the sum of {asked} nodes would not fit into {BITS} bits: "
                 f"the plan's noise multiplier is {multiplier:.3g}; change privacy.epsilon or federation.clients"
+            )
+        if units < _LEAST_UNITS * math.sqrt(plan.size):
+            raise ConfigError(
+                f"a bound of {units} grid units is too coarse for {plan.size} numbers, because a sum with a noise "
+                f"multiplier of {multiplier:.3g} must fit into {BITS} bits: raise privacy.epsilon"
             )
         parts = tuple((part.size, part.sigma / (units * multiplier)) for part in plan.parts)
         variance = law.variance((units * multiplier) ** 2, honest)

@@ -68,7 +68,7 @@ class SecureSum:
         return [advert.values() for advert in self._cohort.adverts.values()]
 
     def shared(self, answers: Mapping[int, tuple[Mapping[int, str], str]]) -> dict[int, dict[int, str]]:
-        """Client -> sealed shares for it from every other member that shared.
+        """Client -> sealed shares for it from every other member that shared. If asked again, the last answers count.
 
         Args:
             answers: client -> (receiver -> sealed shares, commitment).
@@ -76,7 +76,7 @@ class SecureSum:
         Raises:
             VoidRound: fewer than the threshold shared.
         """
-        members = self._cohort.adverts.keys()
+        members, self._commitments = self._cohort.adverts.keys(), {}
         for client, (sealed, commitment) in answers.items():
             whole = client in members and sealed.keys() == members - {client}
             if whole and all(len(text) == SEALED_DIGITS for text in sealed.values()):

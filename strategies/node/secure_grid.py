@@ -68,7 +68,8 @@ class SecureGrid(NodeGrid):
     """Grid over the enrolled nodes of a deployment under trust "distributed"; the arguments are those of `NodeGrid`.
 
     A node that is lost in a step takes no further part in the round. Below the threshold a step waits as long as the
-    patience permits. Then the run ends if nothing has been charged yet, and the round is void otherwise.
+    patience permits. Then the run ends if nothing has been charged yet, and the round is void otherwise. A round for
+    fewer nodes than the threshold is void, and none is asked.
     """
 
     _prepared: _Attempt | None = None
@@ -172,10 +173,12 @@ class _Attempt:
             message: the strategy's, with the model.
 
         Raises:
-            RunError: too few nodes before anything was charged; the run can be resumed.
-            VoidRound: too few nodes after that.
+            RunError: too few nodes answered before anything was charged; the run can be resumed.
+            VoidRound: too few nodes answered after that, or too few are asked.
         """
         self._message, server = message, self.server
+        if len(self._clients) < server.terms.threshold:  # caps leave too few, and a resumed run would ask no others
+            raise VoidRound(f"it asks {len(self._clients)} nodes, and {server.terms.threshold} must answer")
         self._model = message.content.array_records[wire.ARRAYS][wire.MODEL].data
         if not self._delivered:
             try:
@@ -185,7 +188,7 @@ class _Attempt:
                 self._share(advert["client"] for advert in self._adverts)
             except VoidRound as error:
                 raise RunError(
-                    f"{error}. Nothing has been charged; the same command, without --fresh, resumes the run"
+                    f"{error}. No node has been charged; the same command, without --fresh, resumes the run"
                 ) from error
         self._ask(protocol.sha256(self._model))
         given: dict[int, Any] = {client: {"sealed": texts(sealed)} for client, sealed in self._delivered.items()}

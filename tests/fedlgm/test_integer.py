@@ -221,6 +221,21 @@ def test_grids_fit_for_any_number_of_nodes():
             assert grid.units <= min(2**24, 2**30 // nodes)
 
 
+@pytest.mark.parametrize(("multiplier", "holds"), [(1e4, True), (1e5, False), (1e8, False)])
+def test_a_grid_too_coarse_for_its_coordinates_is_refused(multiplier, holds):
+    """A node would round for minutes, the longer the larger its update is, and send next to nothing of it."""
+    layers, facts = LayerTable.from_sizes({"a": 10**6}), facts_of(multiplier=multiplier)
+
+    def grid():
+        return IntegerGrid.of(ReleasePlan(layers, [1.0], [multiplier], facts, Guarantee("proven", "an example")))
+
+    if holds:
+        assert grid().units >= 4 * 10**3
+        return
+    with pytest.raises(ConfigError, match=r"too coarse for 1000000 numbers.*raise privacy\.epsilon"):
+        grid()
+
+
 def test_a_modulus_that_wraps_and_noise_below_the_grid_are_refused():
     with pytest.raises(ConfigError, match="fewer than 4, or the sum of 100000000 nodes would not fit into 32 bits"):
         plan_of(facts=facts_of(10**8, 10**8, 0))

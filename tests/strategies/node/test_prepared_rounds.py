@@ -61,12 +61,13 @@ def test_a_round_that_one_node_has_not_prepared_starts_from_its_first_step(secur
     assert secure.charges() == [2] * NODES
 
 
+@pytest.mark.parametrize("losing", [1, 2])
 @pytest.mark.parametrize(
     "kept", [pytest.param("nothing", marks=pytest.mark.slow), "an older store", "eight newer rounds"]
 )
-def test_what_was_prepared_and_lost_since_is_exchanged_anew_and_charges_nobody_twice(secure, monkeypatch, kept):
-    """Two of five nodes, one more than a round can do without, lose their sessions between two rounds."""
-    exchange, older, lost = secure.served.exchange, {}, secure.folders[1:3]
+def test_what_was_prepared_and_lost_since_is_exchanged_anew_and_charges_nobody_twice(secure, monkeypatch, kept, losing):
+    """As many of five nodes as a round can do without, or one more, lose their sessions between two rounds."""
+    exchange, older, lost = secure.served.exchange, {}, secure.folders[1 : 1 + losing]
 
     def copying(path, header, body, **more):
         ask = Ask.model_validate(frames.parse_header(header.encode()))

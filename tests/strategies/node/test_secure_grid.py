@@ -12,10 +12,13 @@ from flwr.app import RecordDict
 
 from clients.node.ask import Ask
 from fedlgm import frames, wire
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import ConfigError, Notice, RunError
+from fedlgm.facts import RunFacts, Sampling
 from fedlgm.frames import HEADER
+from fedlgm.noised_in_shares import Shares
 from strategies.node import polling
 from strategies.node.budgets import Need
+from tests.support import secure_nodes
 from tests.support.node_grids import QUICK
 from tests.support.nodes import MODEL, WORK, edit, rows
 from tests.support.secure_nodes import NODES, THRESHOLD, WHOLE, plan
@@ -178,6 +181,21 @@ def test_below_the_threshold_a_round_is_void_and_stays_charged(secure, monkeypat
     assert secure.reports[0].answered == []
     assert any("round 1 is void" in line for line in secure.lines)
     assert secure.charges() == [1, int(drops[1] != "mask"), int(step != "mask"), 1, 1]
+
+
+def test_a_round_for_fewer_nodes_than_the_threshold_asks_none(secure, monkeypatch):
+    """Caps leave out nodes for good, so to end the run would leave it without a way on; a simulation goes on, too."""
+    shares, sampling = Shares(3, 1), Sampling("fixed", NODES, 0.8)
+    capped = RunFacts(4.0, sampling, "replace-one", "distributed", 4, accountant="rdp", max_participations=2,
+                      shares=shares)  # fmt: skip
+    monkeypatch.setattr(secure_nodes, "facts", lambda: capped)
+    one_of_five_may_be_missing(secure)
+    with pytest.warns(Notice, match="have made all the releases that their budget allows"):
+        secure.run(4)
+    assert [len(report.answered) for report in secure.reports] == [4, 4, 0, 0]
+    assert sum(secure.charges()) == 8
+    assert {number for asked in secure.asked().values() for number, _ in asked} == {1, 2}
+    assert any(line.startswith("round 3 is void and moves nothing: it asks ") for line in secure.lines)
 
 
 def test_too_few_nodes_before_anything_is_charged_end_the_run(secure):
