@@ -176,15 +176,18 @@ def _start(folder: DeploymentFolder, role: str, running: dict[str, psutil.Proces
     child = psutil.Process(process.pid)
     try:
         _record(folder, _recorded(folder) | {role: (process.pid, child.create_time(), since)})
-    except BaseException as error:
+    except BaseException:
         end({child})
-        if isinstance(error, OSError):
-            raise RunError(f"{role} cannot be recorded in {folder.processes_file}: {error.strerror}") from error
         raise
 
 
 def _record(folder: DeploymentFolder, known: dict[str, _Known]) -> None:
-    write_durably(folder.processes_file, json.dumps(known).encode())
+    try:
+        write_durably(folder.processes_file, json.dumps(known).encode())
+    except OSError as error:
+        raise RunError(
+            f"the record of processes {folder.processes_file} cannot be written: {error.strerror}"
+        ) from error
 
 
 def _script(folder: DeploymentFolder, role: str) -> Path:
@@ -279,7 +282,7 @@ def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
     end(supernodes)
     end(family)
     kept = {role: known for role, known in _recorded(folder).items() if role not in roles}
-    with contextlib.suppress(OSError):  # on a full disk the record keeps processes that have ended
+    with contextlib.suppress(RunError):  # on a full disk the record keeps processes that have ended
         _record(folder, kept)
     return len(family)
 

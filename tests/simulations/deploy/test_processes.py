@@ -160,7 +160,7 @@ def test_a_process_that_cannot_be_recorded_is_ended(
         raise error
 
     monkeypatch.setattr(processes, "write_durably", fails)
-    kind, says = (RunError, "^node0-service cannot be recorded in .*: No space left on device$")
+    kind, says = (RunError, r"^the record of processes .*processes\.json cannot be written: No space left on device$")
     if isinstance(error, KeyboardInterrupt):
         kind, says = KeyboardInterrupt, "^$"
     with pytest.raises(kind, match=says):
