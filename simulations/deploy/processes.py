@@ -136,7 +136,7 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
         "superlink": healthy,
         "connected": sum(map(is_online, listed.values())),
         "nodes": nodes,
-        "runs": [_run(path) for path in sorted(folder.runs.iterdir())] if folder.runs.is_dir() else [],
+        "runs": [_run(path.parent) for path in sorted(folder.runs.glob("*/recipe.toml"))],
     }
 
 
