@@ -27,9 +27,16 @@ from simulations.engines.flower_processes import end, started_under, taken, with
 from simulations.runs.shapes import misfit
 
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
+_MARK = "FEDLGM_DEPLOYED"
+"""Variable in the environment of every process that `up` starts: its id, its log's length before, role and folder.
+
+It finds processes that the record does not name. Their children inherit it, but have other ids.
+"""
 _STILL_CONNECTED = "[code: 2004]"
 """Line for a SuperNode that the SuperLink considers connected, as it does for half a minute after a kill."""
 _AGAIN_S = 2.0
+_Known = tuple[int, float, int]
+"""Process, time of its start, and length of its log at that time."""
 _ID = "SuperNode ID:"
 _HEAD = 1 << 20
 """Bytes of a SuperNode's log, from its last start on, among which it states its id."""
@@ -42,9 +49,10 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         RunError: a process ended, or not all nodes connected; all processes that the call started are then stopped.
     """
     settings, flower = folder.settings(), Flower(folder)
-    running = _running(folder)
+    running = _found(folder)
     started: list[str] = []
     try:
+        _record(folder, _recorded(folder) | _marked(folder))
         if "superlink" not in running:
             end(started_under(folder.flower_home))  # ServerApps of a SuperLink that died: they still hold their runs
         _check_ports(settings, running)
@@ -94,12 +102,12 @@ def _check_ports(settings: Settings, running: Iterable[str]) -> None:
 
 def down(folder: DeploymentFolder) -> int:
     """Stop all processes that `up` has started on this machine, with their children, and return their number."""
-    return _stop(folder, list(_recorded(folder)))
+    return _stop(folder, ["superlink", *_recorded(folder), *_marked(folder)])
 
 
 def status(folder: DeploymentFolder) -> DeploymentStatus:
     """Running processes, connected nodes, each node's remaining budget, and the runs."""
-    settings, running, flower = folder.settings(), _running(folder), Flower(folder)
+    settings, running, flower = folder.settings(), _found(folder), Flower(folder)
     healthy = flower.healthy()
     listed = flower.nodes() if healthy else {}
     nodes: list[NodeStatus] = []
@@ -128,7 +136,7 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
         "superlink": healthy,
         "connected": sum(map(is_online, listed.values())),
         "nodes": nodes,
-        "runs": [_run(path) for path in sorted(folder.runs.iterdir())] if folder.runs.is_dir() else [],
+        "runs": [_run(path.parent) for path in sorted(folder.runs.glob("*/recipe.toml"))],
     }
 
 
@@ -161,12 +169,25 @@ def _start(folder: DeploymentFolder, role: str, running: dict[str, psutil.Proces
         started.append(role)
         since = log.tell()
         process = subprocess.Popen(
-            [str(_script(folder, role))], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            env=environment(None),
+            ["/bin/sh", "-c", f'export {_MARK}="$$ $1"; exec "$0"', _script(folder, role),
+             f"{since} {role} {folder.path}"],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment(None),
         )  # fmt: skip
-    born = psutil.Process(process.pid).create_time()
-    recorded = _recorded(folder) | {role: (process.pid, born, since)}
-    write_durably(folder.processes_file, json.dumps(recorded).encode())
+    child = psutil.Process(process.pid)
+    try:
+        _record(folder, _recorded(folder) | {role: (process.pid, child.create_time(), since)})
+    except BaseException:
+        end({child})
+        raise
+
+
+def _record(folder: DeploymentFolder, known: dict[str, _Known]) -> None:
+    try:
+        write_durably(folder.processes_file, json.dumps(known).encode())
+    except OSError as error:
+        raise RunError(
+            f"the record of processes {folder.processes_file} cannot be written: {error.strerror}"
+        ) from error
 
 
 def _script(folder: DeploymentFolder, role: str) -> Path:
@@ -205,8 +226,7 @@ def _wait(
         time.sleep(every)
 
 
-def _recorded(folder: DeploymentFolder) -> dict[str, tuple[int, float, int]]:
-    """Role -> process, time of its start, and length of its log at that time."""
+def _recorded(folder: DeploymentFolder) -> dict[str, _Known]:
     if not folder.processes_file.is_file():
         return {}
     try:
@@ -216,14 +236,35 @@ def _recorded(folder: DeploymentFolder) -> dict[str, tuple[int, float, int]]:
     wrong = misfit(found, dict[str, Annotated[list[float], Field(min_length=2, max_length=3)]])
     if wrong:
         raise RunError(
-            f"{folder.processes_file} is damaged ({wrong}): end the processes that still run, then delete the file"
+            f"{folder.processes_file} is damaged ({wrong}): delete it, and what `up` started is found without it"
         )
     return {role: (int(pid), float(born), sum(since)) for role, (pid, born, *since) in found.items()}
 
 
-def _running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
+def _marked(folder: DeploymentFolder) -> dict[str, _Known]:
+    """Running processes that `up` started, also if the record was lost or `up` was killed before it wrote it."""
     found = {}
-    for role, (pid, born, _) in _recorded(folder).items():
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            pid, since, role, path = one.environ().get(_MARK, "0 0 - -").split(" ", 3)
+            if (int(pid), path) == (one.pid, str(folder.path)):
+                found[role] = (one.pid, one.create_time(), int(since))
+    return found
+
+
+def _running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
+    """Processes in the record that run."""
+    return _alive(_recorded(folder))
+
+
+def _found(folder: DeploymentFolder) -> dict[str, psutil.Process]:
+    """Processes that run, in the record or not. This looks at every process of the machine."""
+    return _alive(_recorded(folder) | _marked(folder))
+
+
+def _alive(known: dict[str, _Known]) -> dict[str, psutil.Process]:
+    found = {}
+    for role, (pid, born, _) in known.items():
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             if abs(process.create_time() - born) < 0.01 and process.status() != psutil.STATUS_ZOMBIE:
@@ -232,7 +273,7 @@ def _running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
 
 
 def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
-    running = _running(folder)
+    running = _found(folder)
     # SuperNodes first: they tell the SuperLink that they leave, which would refuse them for half a minute otherwise.
     supernodes = {running[role] for role in roles if role in running and role.endswith("-supernode")}
     family = {one for role in roles if role in running for one in with_children(running[role])}
@@ -241,7 +282,8 @@ def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
     end(supernodes)
     end(family)
     kept = {role: known for role, known in _recorded(folder).items() if role not in roles}
-    write_durably(folder.processes_file, json.dumps(kept).encode())
+    with contextlib.suppress(RunError):  # on a full disk the record keeps processes that have ended
+        _record(folder, kept)
     return len(family)
 
 

@@ -9,15 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import tomli_w
-
 from fedlgm.errors import RunError
 from simulations.config.recipe import Recipe
 from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.registration import Registration
 from simulations.deploy.server_entry import ENDED, TOLD, DeployedAssembly, deployed
-from simulations.engines.flower_command import CONNECTION, completed, reason
+from simulations.engines.flower_command import CONNECTION, completed, config_file, reason
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
@@ -73,12 +71,10 @@ def _submitted(
 ) -> RunSummary:
     if os.access(folder.signer.runs, os.W_OK):  # else its user has registered the run
         registered(folder, recipe, target.path.name)
-    run_config = target.path / "flower.toml"
     here = {"deployment": str(folder.path), "run-dir": str(target.path), "directory": str(Path.cwd())}
-    run_config.write_text(tomli_w.dumps(here))
     (target.private / ENDED).unlink(missing_ok=True)
     seen = _size(target)
-    run_id = flower.submit(APP, "--run-config", str(run_config))
+    run_id = flower.submit(APP, "--run-config", config_file(target.path / "flower.toml", here))
     try:
         status = _follow(flower, run_id, target, seen, say)
     except BaseException:

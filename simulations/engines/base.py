@@ -133,14 +133,24 @@ class GridEngine(Engine):
             yield serve
 
 
-def require_ray(engine: str) -> None:
-    """Refuse an engine that needs Ray if Ray is not installed.
+def require_ray(engine: str, address: str | None = None) -> None:
+    """Refuse an engine that needs Ray if Ray is missing, or cannot be started in this machine's temporary folder.
+
+    Args:
+        engine: its name.
+        address: a running cluster, which needs no folder here.
 
     Raises:
-        ConfigError: Ray is missing; the message says how to install it.
+        ConfigError: Ray cannot start; the message says what to do.
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
             f"engine {engine!r} needs the package ray, which is not installed: pip install 'fedlgm[ray]', or use "
             "engine 'local'"
+        )
+    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR", "")
+    if address is None and not place.isascii():
+        raise ConfigError(
+            f"engine {engine!r}: Ray cannot keep its files under {place} (TMPDIR), whose name is not ASCII: set "
+            "RAY_TMPDIR to another folder, such as /tmp"
         )

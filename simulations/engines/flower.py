@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedlgm.files import write_durably
 from simulations.config.own import Own
 from simulations.engines.base import Engine, EngineOptions, Serve, require_ray
-from simulations.engines.flower_command import FlwrCommand, completed, reason
+from simulations.engines.flower_command import FlwrCommand, completed, config_file, reason
 from simulations.engines.superlink import private_superlink
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary
@@ -87,21 +86,10 @@ def run_flower(
             f"num-supernodes={supernodes} client-resources-num-cpus=1 init-args-num-cpus={workers} "
             "init-args-log-to-driver=false"
         )
-        path, recipe = folder.path.resolve(), folder.recipe()
-        one_each = supernodes == recipe.federation.clients
-        config = " ".join(
-            (
-                f"recipe={json.dumps(str(folder.recipe_file.resolve()))}",
-                f"run-dir={json.dumps(str(path))}",
-                f"nodes={json.dumps('clients' if one_each else 'workers')}",
-                "simulated=true",
-                # Without a seed server and clients must have the same keys for a run to be repeatable.
-                *([f"keys={json.dumps(str(path))}"] if recipe.run.seed is None else []),
-                *([f"objects={json.dumps(str(objects))}"] if objects else []),
-            )
-        )
-        folder.keys(recipe.run.seed)
-        run_id = flwr.submit(APP, "--federation-config", federation, "--run-config", config)
+        config = _run_config(folder, supernodes, objects)
+        folder.keys(folder.recipe().run.seed)
+        file = config_file(folder.private / "flower.toml", config)
+        run_id = flwr.submit(APP, "--federation-config", federation, "--run-config", file)
         seen = len(folder.rows())
 
         def pass_on() -> bool:
@@ -118,6 +106,21 @@ def run_flower(
         result = completed(folder, status, lambda: f"Flower reports {status} for the run. {reason(flwr.log(run_id))}")
         result.update(folder.audited())
         return result
+
+
+def _run_config(folder: RunFolder, supernodes: int, objects: Path | None) -> dict[str, str | bool]:
+    path, recipe = str(folder.path.resolve()), folder.recipe()
+    config: dict[str, str | bool] = {
+        "recipe": str(folder.recipe_file.resolve()),
+        "run-dir": path,
+        "nodes": "clients" if supernodes == recipe.federation.clients else "workers",
+        "simulated": True,
+    }
+    if recipe.run.seed is None:
+        config["keys"] = path  # else server and clients would have different keys, and the run would not be repeatable
+    if objects:
+        config["objects"] = str(objects)
+    return config
 
 
 def follow(flwr: FlwrCommand, run_id: str, log: Path, look: Callable[[], bool] = lambda: False) -> str:

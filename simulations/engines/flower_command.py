@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import tomli_w
 
 from fedlgm.errors import RunError
 
@@ -94,6 +96,15 @@ class FlwrCommand:
     def log(self, run_id: str) -> str:
         """The run's log."""
         return self.text("log", run_id, CONNECTION, "--show")
+
+
+def config_file(file: Path, config: Mapping[str, Any]) -> str:
+    """Write the configuration of a run to a file, and return the file's name for `flwr run --run-config`.
+
+    On a command line Flower takes no quotes or emoji, which may be in a path.
+    """
+    file.write_text(tomli_w.dumps(config), encoding="utf-8")
+    return str(file.resolve())
 
 
 def completed(folder: RunFolder, status: str, why: Callable[[], str]) -> RunSummary:

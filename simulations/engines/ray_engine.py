@@ -33,7 +33,7 @@ class RayEngine(GridEngine):
 
     def __init__(self, options: EngineOptions | None = None) -> None:
         super().__init__(options)
-        require_ray(self.name)
+        require_ray(self.name, self.options.ray_address)
 
     @contextmanager
     def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:

@@ -36,6 +36,7 @@ from simulations.arguments import recipe_of
 from simulations.config.overrides import Overrides
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Recipe
+from simulations.ending import interrupted
 from simulations.figures import Figures
 from simulations.runs import strict_json
 from simulations.runs.folder import SEARCH
@@ -139,7 +140,11 @@ def tune(
     default = Path("runs") / f"{base.name}-search-{time.strftime('%Y%m%d-%H%M%S')}"
     target = default if folder is None else path_of("folder", folder)
     _create(target, planned)
-    return _Searching(planned, target, own).made()
+    try:
+        return _Searching(planned, target, own).made()
+    except (KeyboardInterrupt, SystemExit):
+        interrupted(f"interrupted; {target} stays charged with the whole search, and a search is not continued")
+        raise
 
 
 def _create(path: Path, planned: Search) -> None:

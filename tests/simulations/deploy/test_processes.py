@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import socket
+import time
 from pathlib import Path
 
 import psutil
@@ -89,9 +92,80 @@ def test_a_supernode_states_its_id_at_the_head_of_its_log(folder: DeploymentFold
 @pytest.mark.parametrize("text", ["", "3", "null", '{"a": 1}', '{"a": [1]}', '{"a": [null, null]}', '{"a": ["1", 2]}'])
 def test_a_damaged_record_of_processes_is_named(folder: DeploymentFolder, text: str) -> None:
     folder.processes_file.write_text(text)
-    with pytest.raises(RunError, match=r"processes\.json is damaged .*: end the processes"):
+    with pytest.raises(RunError, match=r"processes\.json is damaged .*: delete it, and what `up` started"):
         processes.down(folder)
     assert folder.processes_file.read_text() == text
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_processes_are_found_without_their_record(folder: DeploymentFolder, lost: bool) -> None:
+    """`down` left all of them running and said that nothing was; `up` ended the SuperLink and refused its nodes' ports.
+
+    Where the machine's clock is set, the times in the record are those of no process.
+    """
+
+    def lose() -> None:
+        if lost:
+            folder.processes_file.unlink()
+        else:
+            known = processes._recorded(folder)
+            processes._record(folder, {role: (pid, born - 3600, since) for role, (pid, born, since) in known.items()})
+
+    roles = ["signer", "node0-service"]
+    for role in roles:
+        processes._start(folder, role, {}, [])
+    running = processes._running(folder)
+    kept = processes._recorded(folder)
+    lose()
+    try:
+        assert processes._running(folder) == {}
+        assert processes._found(folder) == running
+        processes._record(folder, processes._marked(folder))
+        assert processes._recorded(folder) == kept
+        lose()
+        assert processes._marked(DeploymentFolder(folder.path / "another")) == {}
+        assert processes.down(folder) == 2
+        assert not any(process.is_running() and process.status() != "zombie" for process in running.values())
+    finally:
+        for process in running.values():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+def test_a_child_is_not_taken_for_its_parent(folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ServerApp outlives a SuperLink that was killed."""
+    script = folder.path / "parent.sh"
+    script.write_text("#!/bin/sh\nsleep 60 &\nwait\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(processes, "_script", lambda folder, role: script)
+    processes._start(folder, "superlink", {}, [])
+    parent = processes._running(folder)["superlink"]
+    while not (children := parent.children()):
+        time.sleep(0.01)
+    try:
+        assert processes._marked(folder)["superlink"][0] == parent.pid
+        parent.kill()
+        psutil.wait_procs([parent], timeout=10)
+        assert processes._found(folder) == {}
+    finally:
+        for child in children:
+            child.kill()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_process_that_cannot_be_recorded_is_ended(
+    folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fails(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(processes, "write_durably", fails)
+    kind, says = (RunError, r"^the record of processes .*processes\.json cannot be written: No space left on device$")
+    if isinstance(error, KeyboardInterrupt):
+        kind, says = KeyboardInterrupt, "^$"
+    with pytest.raises(kind, match=says):
+        processes._start(folder, "node0-service", {}, [])
+    assert processes._marked(folder) == {}
 
 
 def test_processes_of_an_earlier_version_are_known(folder: DeploymentFolder) -> None:
@@ -125,7 +199,7 @@ def test_a_killed_supernode_is_told_from_a_connected_one(
         with (folder.logs / f"{name}-supernode.log").open("a") as log:
             log.write(f"INFO : SuperNode ID: {node}\n")
     running = {"node0-supernode": psutil.Process(), "node1-supernode": psutil.Process()}
-    monkeypatch.setattr(processes, "_running", lambda folder: running)
+    monkeypatch.setattr(processes, "_found", lambda folder: running)
     found = [(node["online"], node["since"]) for node in processes.status(folder)["nodes"]]
     assert found == [(True, "2026-11-26 13:37:57Z")] * 2 + [(False, "2026-11-26 13:39:37Z"), (None, None)]
     del running["node1-supernode"]

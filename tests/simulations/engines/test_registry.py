@@ -7,15 +7,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from flwr.common.config import parse_config_args
 
 import simulations
 from clients import AnyClient
 from fedlgm.errors import ConfigError
 from simulations import engines
 from simulations.config.assembly import Assembly
+from simulations.config.recipe import load as load_recipe
 from simulations.engines import EngineOptions, GridEngine
 from simulations.engines.base import OpenGrid
+from simulations.engines.flower import _run_config
+from simulations.engines.flower_command import config_file
 from simulations.engines.local import LocalEngine, LocalGrid
+from simulations.runs import new_folder
 
 TWO_ROUNDS = ["federation.rounds=2", "federation.clients=20", "training.epochs=1", "privacy.accountant=rdp"]
 
@@ -71,3 +76,24 @@ def test_a_reference_is_imported() -> None:
 def test_what_is_no_engine_is_refused(engine: object, options: EngineOptions, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         engines.get(engine, options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["ray", "flower"])
+def test_a_folder_that_ray_cannot_use_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Ray ended in a traceback with UnicodeEncodeError."""
+    monkeypatch.setenv("TMPDIR", "/tmp/Übung")
+    with pytest.raises(ConfigError, match=rf"^engine '{name}': Ray cannot keep its files under /tmp/Übung \(TMPDIR\)"):
+        engines.get(name)
+    engines.get("local")
+    engines.get("ray", EngineOptions(ray_address="10.0.0.1:6379"))
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    engines.get(name)
+
+
+def test_flower_reads_any_path_of_a_run(tmp_path: Path) -> None:
+    """Quotes and emoji in a path ended in "The provided configuration string is in an invalid format"."""
+    folder = new_folder.create(tmp_path / 'O\'Brien "b" = 😀', load_recipe("digits", ["run.seed=none"]))
+    folder.private.mkdir()
+    config = _run_config(folder, 2, folder.private / "objects.pkl")
+    assert parse_config_args([config_file(folder.private / "flower.toml", config)]) == config
+    assert {config["run-dir"], config["keys"]} == {str(folder.path)}

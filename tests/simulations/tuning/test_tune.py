@@ -221,3 +221,20 @@ def test_a_seeded_search_is_repeated_and_says_that_it_protects_nobody(tmp_path):
     assert "seed is public" in results[0]["guarantee"]
     assert os.listdir(tmp_path / "a") == os.listdir(tmp_path / "b")
     assert load(tmp_path / "a" / "recipe.toml").run.seed == 7
+
+
+def test_who_stops_a_search_reads_that_it_is_spent(tmp_path, monkeypatch, capsys):
+    """The command said "interrupted", as where nothing is lost."""
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "simulate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        _searched(tmp_path / "search", monkeypatch)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == (
+        f"interrupted; {tmp_path / 'search'} stays charged with the whole search, and a search is not continued"
+    )
+    with Ledger(tmp_path / "search" / "ledger.sqlite") as ledger:
+        assert len(list(ledger.charges())) == 1
