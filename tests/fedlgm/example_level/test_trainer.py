@@ -60,7 +60,7 @@ def test_anything_else_has_other_noise_everywhere(change):
     first, name = update(data())
     other, another = update(**({"examples": data()} | change))
     assert name != another
-    assert (first != other).all()
+    assert (first == other).sum() <= 2  # two draws from the noise's grid may coincide
 
 
 def test_batches_of_a_secret_ring_follow_the_data_and_those_of_a_seed_do_not():
