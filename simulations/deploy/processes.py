@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import time
@@ -242,12 +243,15 @@ def _recorded(folder: DeploymentFolder) -> dict[str, _Known]:
 
 
 def _marked(folder: DeploymentFolder) -> dict[str, _Known]:
-    """Running processes that `up` started, also if the record was lost or `up` was killed before it wrote it."""
+    """Running processes that `up` started, also if the record was lost or `up` was killed before it wrote it.
+
+    Processes of other users do not count, since anyone can set the variable.
+    """
     found = {}
     for one in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
+        with contextlib.suppress(psutil.Error, OSError, ValueError):
             pid, since, role, path = one.environ().get(_MARK, "0 0 - -").split(" ", 3)
-            if (int(pid), path) == (one.pid, str(folder.path)):
+            if (int(pid), path) == (one.pid, str(folder.path)) and one.uids().real == os.getuid():
                 found[role] = (one.pid, one.create_time(), int(since))
     return found
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -150,6 +152,24 @@ def test_a_child_is_not_taken_for_its_parent(folder: DeploymentFolder, monkeypat
     finally:
         for child in children:
             child.kill()
+
+
+@pytest.mark.parametrize(
+    ("value", "user"),
+    [("nonsense", None), ("$$ 0 superlink {path}", 65_534)],
+    ids=["another meaning", "another user"],
+)
+def test_the_variable_of_a_stranger_is_ignored(folder: DeploymentFolder, value: str, user: int | None) -> None:
+    if user is not None and os.getuid() != 0:
+        pytest.skip("only root starts processes of other users")
+    text = f'export {processes._MARK}="{value.format(path=folder.path)}"; exec sleep 60'
+    with subprocess.Popen(["/bin/sh", "-c", text], user=user, cwd="/") as stranger:
+        try:
+            while psutil.Process(stranger.pid).name() != "sleep":
+                time.sleep(0.01)
+            assert processes._marked(folder) == {}
+        finally:
+            stranger.kill()
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
