@@ -107,7 +107,7 @@ class Side:
 
 
 class Block(NamedTuple):
-    """What both sides of a comparison train: the clients' inputs and targets, and their passes over them."""
+    """The clients that both sides of a comparison train, by inputs and targets, and the number of epochs."""
 
     assembly: Assembly
     clients: list[tuple[Any, torch.Tensor]]
@@ -130,54 +130,61 @@ class Block(NamedTuple):
             found, epochs = [(inputs.take(x, slice(LARGE)), y[:LARGE]) for x, y in found[:2]], 1
         return cls(assembly, found, epochs, own)
 
+    def tasks(self) -> list[ClientTask]:
+        """The clients' tasks, with the same order of examples at every call."""
+        keys = KeyRing.from_seed(0)
+        return [
+            ClientTask(x, y, keys.torch_generator(Purpose.PROBE, i), self.epochs)
+            for i, (x, y) in enumerate(self.clients)
+        ]
+
+
+def compared(seconds: dict[str, Callable[[], float]], turns: int) -> dict[str, Any]:
+    """Seconds of "ours" and "loop" in turn, after one turn that warms up, and the ratios of the loop's over ours."""
+    spent: dict[str, list[float]] = {side: [] for side in seconds}
+    for turn in range(turns + 1):
+        for side, measured in seconds.items():
+            took = measured()
+            if turn:
+                spent[side].append(took)
+    ratios = sorted(b / a for a, b in zip(spent["ours"], spent["loop"], strict=True))
+    return {"ratio": statistics.median(ratios), "least": ratios[0], "most": ratios[-1], "seconds": spent}
+
 
 def measure(name: str, turns: int) -> dict[str, Any]:
     """Figures of one recipe."""
-    assembly, found, epochs, own = Block.of(name)
-    settings = assembly.recipe.training.local
-    module, keys = assembly.module(), KeyRing.from_seed(0)
+    block = Block.of(name)
+    module, settings = block.assembly.module(), block.assembly.recipe.training.local
     start = {key: value.clone() for key, value in module.state_dict().items()}
 
-    def tasks() -> list[ClientTask]:
-        return [ClientTask(x, y, keys.torch_generator(Purpose.PROBE, i), epochs) for i, (x, y) in enumerate(found)]
-
     def loop() -> None:
-        for task in tasks():
-            plain(module, start, task, settings, assembly.task)
+        for task in block.tasks():
+            plain(module, start, task, settings, block.assembly.task)
 
     plainly = Side(loop)  # before this process makes a trainer
-    assembly = decided(assembly, workers=1)
+    assembly = decided(block.assembly, workers=1)
     section, model = assembly.recipe.training, assembly.initial_model()
     trainer = assembly.trainer(section.vectorize == "on", section.compile is True)
 
     def ours() -> None:
-        for update in trainer.updates(model, tasks()):
+        for update in trainer.updates(model, block.tasks()):
             unbounded(update)
 
     sides = {"ours": Side(ours), "loop": plainly}
-    spent: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(turns + 1):
-        for side, work in sides.items():
-            seconds = work.seconds()
-            if turn:  # the first warms up
-                spent[side].append(seconds)
+    figures = compared({side: work.seconds for side, work in sides.items()}, turns)
     for work in sides.values():
         work.close()
-    ratios = sorted(b / a for a, b in zip(spent["ours"], spent["loop"], strict=True))
     return {
         "recipe": name,
         "model": assembly.recipe.model.name,
         "parameters": int(assembly.layers.size),
         "vectorize": section.vectorize,
         "kernel": section.kernel or "torch",
-        "own_data": own,
-        "clients": len(found),
-        "examples_per_client": [len(y) for _, y in found],
-        "epochs": epochs,
-        "ratio": statistics.median(ratios),
-        "least": ratios[0],
-        "most": ratios[-1],
-        "seconds": spent,
+        "own_data": block.own_data,
+        "clients": len(block.clients),
+        "examples_per_client": [len(y) for _, y in block.clients],
+        "epochs": block.epochs,
+        **figures,
     }
 
 

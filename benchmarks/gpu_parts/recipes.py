@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,6 @@ import torch
 from benchmarks import scale, workloads
 from fedlgm import inputs
 from fedlgm.contributions import unbounded
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.training import ClientTask
 from simulations.config.decided import decided
 
 NAMES = (
@@ -41,42 +40,27 @@ def beside_a_loop(name: str, turns: int, device: str) -> dict[str, Any]:
     """Figures of one recipe."""
     block = workloads.Block.of(name, [f"training.device={device}"])
     assembly = decided(block.assembly, workers=1)
-    section, model, keys = assembly.recipe.training, assembly.initial_model(), KeyRing.from_seed(0)
+    section, model = assembly.recipe.training, assembly.initial_model()
     trainer = assembly.trainer(section.vectorize == "on", section.compile is True)
     module = assembly.module().to(device)
     start = {key: value.clone() for key, value in module.state_dict().items()}
-    clients = [(inputs.to(x, torch.device(device)), y.to(device)) for x, y in block.clients]
-
-    def tasks() -> list[ClientTask]:
-        return [
-            ClientTask(x, y, keys.torch_generator(Purpose.PROBE, i), block.epochs) for i, (x, y) in enumerate(clients)
-        ]
+    block = block._replace(clients=[(inputs.to(x, torch.device(device)), y.to(device)) for x, y in block.clients])
 
     def ours() -> None:
-        for update in trainer.updates(model, tasks()):
+        for update in trainer.updates(model, block.tasks()):
             unbounded(update)
 
     def loop() -> None:
-        for task in tasks():
+        for task in block.tasks():
             workloads.plain(module, start, task, section.local, assembly.task)
 
-    spent: dict[str, list[float]] = {"ours": [], "loop": []}
-    for turn in range(turns + 1):
-        for side, work in (("ours", ours), ("loop", loop)):
-            seconds = _timed(work, device)
-            if turn:  # the first warms up
-                spent[side].append(seconds)
-    ratios = sorted(b / a for a, b in zip(spent["ours"], spent["loop"], strict=True))
     return {
         "recipe": name,
         "parameters": int(assembly.layers.size),
         "vectorize": section.vectorize,
-        "clients": len(clients),
-        "examples_per_client": [len(y) for _, y in clients],
-        "ratio": statistics.median(ratios),
-        "least": ratios[0],
-        "most": ratios[-1],
-        "seconds": spent,
+        "clients": len(block.clients),
+        "examples_per_client": [len(y) for _, y in block.clients],
+        **workloads.compared({"ours": partial(_timed, ours, device), "loop": partial(_timed, loop, device)}, turns),
     }
 
 
