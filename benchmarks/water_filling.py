@@ -45,6 +45,9 @@ class Digits(NamedTuple):
 DIGITS = {
     "wide": Digits("digits, 64-8-1024-8-10, Adam", (8, 1024, 8), adam=True, rates=(0.05, 0.1, 0.2, 0.4)),
     "small": Digits("digits, 64-32-10, SGD", (32,), adam=False),
+    "wide-sgd": Digits("digits, 64-8-1024-8-10, SGD", (8, 1024, 8), adam=False),
+    "falling": Digits("digits, 64-256-16-10, Adam", (256, 16), adam=True),
+    "deep": Digits("digits, 64-64-32-32-10, Adam", (64, 32, 32), adam=True),
 }
 
 
