@@ -214,24 +214,18 @@ class Canaries:
             noise, past = self._whitening.next(round, w)
             ends = self._layers.offsets
             spans = {j: (int(ends[j]), int(ends[j + 1])) for j in spans if not np.isnan(noise[ends[j]])}
-        energy = np.full(len(self._layers), np.nan)
+        energy, cells = np.full(len(self._layers), np.nan), np.zeros((len(self._layers), CELLS))
         for j, (low, high) in spans.items():
-            energy[j] = float(np.mean(noise[low:high] ** 2))
+            energy[j], cells[j] = np.mean(noise[low:high] ** 2), counted(noise[low:high])
         parts = [noise[low:high] for low, high in spans.values()]
         return {
             "energy": energy,
             "correlation": self._correlations.of(noise, past, parts),
             "sketch": self._sketches.of(noise, spans),
             "found": self._windows.of(noise, list(spans.values())),
-            "cells": self._cells(noise, spans),
+            "cells": cells,
             "ordered": ordered(noise, spans, len(self._layers)),
         }
-
-    def _cells(self, noise: Array, spans: dict[int, tuple[int, int]]) -> Array:
-        cells = np.zeros((len(self._layers), CELLS))
-        for j, (low, high) in spans.items():
-            cells[j] = counted(noise[low:high])
-        return cells
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def run_epsilon(run: WholeRun, signals: Array, ratio: float, delta: float, *, qu
         True
     """
     rounds, b = run.noise.rounds, run.separation
-    signals = np.concatenate([signals, np.repeat(signals[-1:], max(0, rounds - len(signals)))])[:rounds]
+    signals = extended(signals, rounds)
     if ratio <= 0 or not (signals > 0).any():
         return 0.0
     if np.isinf(ratio):
@@ -106,6 +106,16 @@ def run_epsilon(run: WholeRun, signals: Array, ratio: float, delta: float, *, qu
     groups = (np.arange(rounds)[:, None] % b == np.arange(min(b, rounds))).astype(np.float64)
     shift = float(np.linalg.norm(whitened(run.noise, scaled[:, None] * groups), axis=0).max())
     return privacy.gaussian_epsilon(shift, delta)
+
+
+def extended(values: Array, rounds: int) -> Array:
+    """Figures of the first rounds [t] for all rounds [T]; the last one is repeated.
+
+    Example:
+        >>> extended(np.array([1.0, 2.0]), 4), extended(np.array([1.0, 2.0]), 1)
+        (array([1., 2., 2., 2.]), array([1.]))
+    """
+    return np.pad(values[:rounds], (0, max(0, rounds - len(values))), mode="edge")
 
 
 @dataclass(frozen=True)
