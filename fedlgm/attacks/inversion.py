@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedlgm.attacks import images as measures
-from fedlgm.attacks.analytic import analytic, first_linear, infer_labels
+from fedlgm.attacks.analytic import Shape, analytic, infer_labels
 from fedlgm.attacks.observation import Observation
 from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments
@@ -137,7 +137,7 @@ def invert(
     training: LocalTraining,
     *,
     images: int,
-    shape: tuple[int, int, int],
+    shape: Shape,
     labels: Sequence[int] | None = None,
     settings: InversionSettings | None = None,
     progress: OnStep | None = None,
@@ -182,12 +182,12 @@ def invert(
     settings = settings or InversionSettings()
     guessed = infer_labels(module, observation, images, shape) if labels is None else torch.tensor(list(labels))
     divided = analytic(module, observation, shape) if images == 1 else None
-    first = first_linear(module, observation, shape)
-    if divided is not None and first is not None and observation.sigma[first.layer] == 0:
+    first, exact = divided or (None, False)
+    if first is not None and exact:
         if progress is not None:
             progress(1, 1)
-        return Reconstruction(divided, guessed, float("nan"), "analytic")
-    return _Matching(module, observation, training, guessed, shape, settings).best(divided, progress)
+        return Reconstruction(first, guessed, float("nan"), "analytic")
+    return _Matching(module, observation, training, guessed, shape, settings).best(first, progress)
 
 
 def require_sgd(training: LocalTraining) -> None:
@@ -208,7 +208,7 @@ class _Matching:
         observation: Observation,
         training: LocalTraining,
         labels: Tensor,
-        shape: tuple[int, int, int],
+        shape: Shape,
         settings: InversionSettings,
     ) -> None:
         self._module, self._labels, self._shape, self._settings = module, labels, shape, settings
