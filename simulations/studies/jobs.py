@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from fedlgm.errors import ConfigError, alternatives
+from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from simulations.config import recipe as recipes
 from simulations.config.fingerprints import object_digest
 from simulations.config.grids import listed
-from simulations.config.messages import OPTIONS, keys_like
 from simulations.config.overrides import Overrides, override, settings
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
@@ -131,8 +130,11 @@ def grid_jobs(
     """
     axes = {key: listed(f"grid[{key!r}]", values) for key, values in grid.items() if key != "mechanism"}
     for key in axes:
-        if key != MODEL:
-            _check_key(key)
+        if not isinstance(key, str):
+            raise ConfigError(f"grid[{key!r}]: a recipe has no such key; its keys are texts, such as 'training.lr'")
+        if key in _NO_AXIS:
+            named = _RESERVED[key][1] if key in _RESERVED else "overrides"
+            raise ConfigError(f"grid[{key!r}]: the runs of a study are named by it, so it comes from {named}")
     networks = networks_of(axes.get(MODEL, ()))
     if networks:
         if own.model is not None:
@@ -289,26 +291,6 @@ def _means(key: str, method: Method, known: Mapping[str, set[str]]) -> bool:
     if key == "privacy.epsilon":
         return method.private
     return not key.startswith("mechanism.") or key.removeprefix("mechanism.") in known[method.label]
-
-
-def _check_key(key: Any) -> None:
-    """Refuse a key of a grid that no recipe has, or that a study sets."""
-    if key in _NO_AXIS:
-        raise ConfigError(f"grid[{key!r}]: the runs of a study are named by it, so it comes from {_RESERVED[key][1]}")
-    section, _, name = str(key).partition(".")
-    kind = recipes.sections().get(section)
-    if kind is None or not name:
-        like = keys_like(str(key), Recipe)
-        known = [
-            "mechanism",
-            MODEL,
-            *(f"{one}.{own}" for one, its in recipes.sections().items() for own in its.model_fields),
-        ]
-        hint = f"did you mean {' or '.join(map(repr, like))}?" if like else alternatives(key, known)
-        raise ConfigError(f"grid[{key!r}]: a recipe has no such key; {hint}")
-    if name not in kind.model_fields and section not in OPTIONS:
-        known = [f"{section}.{own}" for own in kind.model_fields]
-        raise ConfigError(f"grid[{key!r}]: a recipe has no such key; {alternatives(key, known)}")
 
 
 def _key(text: str) -> str:
