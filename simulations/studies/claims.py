@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -83,10 +83,6 @@ class Checked(Difference):
         mean, low, high = (f"{scale * value:+.3g}" for value in (self.mean, self.low, self.high))
         adjusted = "" if self.expect == "equal" else f", p {self.p_holm:.2g} after Holm's correction"
         return f"{self.metric} {mean}{unit}, 95 % interval {low} to {high}, {self.seeds} seeds{adjusted}"
-
-    def record(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def check(claims: Sequence[Claim], frame: DataFrame, keys: Sequence[str], headline: str) -> list[Checked]:

@@ -220,10 +220,8 @@ class Study:
         if by not in self.keys:
             raise ConfigError(f"by: {by!r} is not a key of this study; it has {', '.join(self.keys)}")
         for label in (a, b):
-            if label not in (known := self._frame[by].tolist()):
-                raise ConfigError(
-                    f"no {by} {label!r} in this study; it has {', '.join(map(str, dict.fromkeys(known)))}"
-                )
+            if label not in (known := frames.values_of(self._frame, by)):
+                raise ConfigError(f"no {by} {label!r} in this study; it has {', '.join(map(str, known))}")
         frames.check_metric(self._frame, frames.metrics_of(self._frame, self.keys), name)
         others = self.compared_keys if by == "method" else ["method", *(key for key in self.compared_keys if key != by)]
         return _differences(self._frame, self.records.beside, (by, a, b), name, others, at or {})
@@ -282,7 +280,7 @@ def _differences(
     for key, value in at.items():
         if key not in own:
             raise ConfigError(f"at: {key!r} is not a key of the grid; it has {', '.join(own) or 'no other'}")
-        known = [cell[key] for cell in frames.cells_of(frame, [key], {})]
+        known = frames.values_of(frame, key)
         if frames.name_of(value) not in map(frames.name_of, known):
             raise ConfigError(f"at: no {key} = {value!r} in this study; it has {', '.join(map(str, known))}")
     rows, pairs = [], []

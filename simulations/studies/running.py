@@ -151,7 +151,6 @@ def _outcomes(
 
 def _same(stored: Recipe, wanted: Recipe) -> bool:
     """Whether a stored run is the requested one; an "auto" may have been resolved when it started."""
-    wanted = wanted.model_copy(update={"title": stored.title})  # words
     settled_at_start = (
         ("training", "vectorize"),
         ("training", "compile"),
@@ -159,9 +158,9 @@ def _same(stored: Recipe, wanted: Recipe) -> bool:
         ("training", "device"),
         ("privacy", "noise_backend"),
     )
+    found, asked = stored.model_dump(), wanted.model_dump()
+    asked["title"] = found["title"]  # words
     for section, key in settled_at_start:
-        own = getattr(wanted, section)
-        if getattr(own, key) == "auto":
-            settled = own.model_copy(update={key: getattr(getattr(stored, section), key)})
-            wanted = wanted.model_copy(update={section: settled})
-    return stored == wanted
+        if asked[section][key] == "auto":
+            asked[section][key] = found[section][key]
+    return found == asked

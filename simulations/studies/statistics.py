@@ -86,11 +86,11 @@ def difference(a: Any, b: Any) -> Difference:
         fixed = len(pairs) > 4 and _equal(first) and _equal(second)
         p = 1.0 if mean == 0 else 0.0 if fixed else 2.0 ** (1 - len(pairs))
         return Difference(mean, mean, mean, p, len(pairs))
-    from scipy.special import stdtr, stdtrit  # Student's law; imported where it is needed, since it takes a moment
+    from scipy.stats import ttest_1samp  # imported where it is needed, since it takes a moment
 
-    freedom, error = len(pairs) - 1, float(pairs.std(ddof=1)) / len(pairs) ** 0.5
-    reach = float(stdtrit(freedom, 0.975)) * error
-    return Difference(mean, mean - reach, mean + reach, float(2 * stdtr(freedom, -abs(mean) / error)), len(pairs))
+    tested = ttest_1samp(pairs, 0.0)
+    low, high = tested.confidence_interval(0.95)
+    return Difference(mean, float(low), float(high), float(tested.pvalue), len(pairs))
 
 
 def _equal(values: np.ndarray) -> bool:
