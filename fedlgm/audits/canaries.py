@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,6 +33,7 @@ from fedlgm.audits.law import CELLS, counted
 from fedlgm.audits.order import ordered
 from fedlgm.audits.record import CanaryRecord, Presence
 from fedlgm.audits.repeats import Sketches, Windows
+from fedlgm.audits.scores import Array
 from fedlgm.audits.whitening import Whitening
 from fedlgm.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import ConfigError, check_count
@@ -42,7 +42,6 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 
-Array = npt.NDArray[np.float64]
 _REPEATED = 1 << 22  # numbers of the sums of canaries that take turns, up to which they are kept
 _ABOVE = 8.0  # a canary's raw update over its bound: clipping must bring it down
 _IN = 0.9  # of the canaries with a coin per round; what is learnt grows with those that are in
@@ -186,7 +185,7 @@ class Canaries:
         weights, seen = share / np.linalg.norm(share), np.zeros(self._layers.size)
         for j, (low, high, start) in columns.items():
             seen[start : start + high - low] = weights[j] * released[low:high]
-        return np.asarray((self._unit @ torch.from_numpy(seen).float()).numpy())
+        return (self._unit @ torch.from_numpy(seen).float()).numpy()
 
     def record(self) -> CanaryRecord:
         """Everything observed so far.

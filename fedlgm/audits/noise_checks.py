@@ -106,7 +106,7 @@ def _law(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
 
 def _largest(rows: np.ndarray) -> np.ndarray:
     """The round's row [n] of the most significant z, which comes first in each row [T, n]."""
-    return np.asarray(rows[int(np.argmax(rows[:, 0]))])
+    return rows[int(np.argmax(rows[:, 0]))]
 
 
 def _limit(share: float) -> float:

@@ -234,7 +234,7 @@ class Subject:
     def multipliers(self, plan: ReleasePlan) -> np.ndarray:
         """Effective noise multiplier of every round, float64 [rounds], from that of a first plan."""
         costs = self.method.mechanism.costs(self.layers, self.facts.rounds)
-        return np.asarray(plan.effective_multiplier * np.sqrt(costs[0] / costs))
+        return plan.effective_multiplier * np.sqrt(costs[0] / costs)
 
     def charged(self, plan: ReleasePlan) -> np.ndarray:
         """Multipliers of the releases that can contain one unit's data, the costliest if a cap leaves some out."""

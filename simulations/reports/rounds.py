@@ -126,7 +126,7 @@ def noise_so_far(layers: np.ndarray, noise: Correlation, workload: Workload) -> 
     # Noise cancels between equal scales alone: A D C^-1, D the layer's scales.
     inverse = noise.inverse()
     rows = (workload.apply(scales[:, j, None] * inverse) for j in range(scales.shape[1]))
-    return np.asarray(np.sqrt(sum(np.sum(each**2, axis=1) for each in rows)))
+    return np.sqrt(sum(np.sum(each**2, axis=1) for each in rows))
 
 
 def described(recipe: Recipe) -> str:
