@@ -36,7 +36,8 @@ def inversions(findings: Sequence[Finding]) -> Figure:
     for row, (label, shown) in enumerate(rows.items()):
         _row_title(grid[row, 0], label)
         for column, place in enumerate(places):
-            _show(grid[row, column], *shown[place])
+            if place in shown:
+                _show(grid[row, column], *shown[place])
     return figure
 
 

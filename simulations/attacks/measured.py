@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
+from fedlgm import data
 from fedlgm.attacks.frechet import PublicClassifier
 from fedlgm.attacks.gan import GanSettings
 from fedlgm.attacks.inception import InceptionFeatures
@@ -161,11 +162,11 @@ class _Kept:
 
 def _membership(target: Target, folder: RunFolder) -> Row:
     assembly = target.assembly()
-    data = Images.of(assembly.dataset)
+    images = Images.of(assembly.dataset)
     module = folder.checkpoints.into(assembly.module(), assembly.layers)
     if not all(torch.isfinite(part).all() for part in module.parameters()):
         return {}  # a model that overflowed answers alike to everyone
-    result = attack_outputs(module, data.train, data.test)["modified-entropy"]
+    result = attack_outputs(module, images.train, images.test)["modified-entropy"]
     rate = min(result.rates, key=lambda rate: abs(rate.fpr - TPR_AT))
     return {
         "membership_auc": result.auc,
@@ -188,20 +189,13 @@ def _gan(job: Job, label: int | str, attacks: Attacks) -> Row:
     if not job.recipe.data.partition.startswith("isolation"):
         override(raw, ["data.partition=isolation"])
     raw["data"]["private_class"] = label
-    target, classifier = Target(recipes.validate(raw)), _classifier(raw)
+    target, classifier = Target(recipes.validate(raw)), _classifier(raw["data"]["name"], raw["data"].get("dir"))
     found = gan.attack(target, label=label, classifier=classifier, inception=attacks.inception)
     return {name: float(value) for name, value in excerpt(_OF_CLASS, found.to_dict()).items() if value is not None}
 
 
-_classifiers: dict[tuple[str, str | None], PublicClassifier] = {}
-
-
-def _classifier(raw: dict[str, Any]) -> PublicClassifier:
+@cache
+def _classifier(name: str, folder: str | None) -> PublicClassifier:
     """One classifier per data set: distances are comparable only under the same one."""
-    key = raw["data"]["name"], raw["data"].get("dir")
-    if key not in _classifiers:
-        from fedlgm import data
-
-        found = Images.of(data.load(*key))
-        _classifiers[key] = PublicClassifier.train(*found.test, found.classes)
-    return _classifiers[key]
+    found = Images.of(data.load(name, folder))
+    return PublicClassifier.train(*found.test, found.classes)

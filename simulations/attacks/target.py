@@ -222,7 +222,6 @@ class Pool:
     """
 
     unit: ClassVar[Unit] = "example"
-    equal: ClassVar[bool] = False
 
     x: np.ndarray
     y: np.ndarray
@@ -233,7 +232,8 @@ class Pool:
     @classmethod
     def of(cls, dataset: Images, limit: int | None = None, seed: int = 0) -> Pool:
         """The set's examples, or `limit` of them chosen at random."""
-        x, y, trained = _together(dataset)
+        x, y = np.concatenate([dataset.train_x, dataset.test_x]), np.concatenate([dataset.train_y, dataset.test_y])
+        trained = np.arange(len(y)) < len(dataset.train_y)
         if limit is not None and limit < len(y):
             rows = np.sort(np.random.default_rng(seed).permutation(len(y))[:limit])
             x, y, trained = x[rows], y[rows], trained[rows]
@@ -241,7 +241,7 @@ class Pool:
 
     def halves(self, models: int, seed: int) -> np.ndarray:
         """Units on which each federation is trained, bool [models, units]."""
-        return random_halves(len(self.trained), models, seed=seed, equal=self.equal)
+        return random_halves(len(self.trained), models, seed=seed, equal=self.unit == "client")
 
     def by_unit(self, values: np.ndarray) -> np.ndarray:
         """Mean over the examples of each unit: [..., n] to [..., units]."""
@@ -271,7 +271,6 @@ class ClientPool(Pool):
     """A pool of clients: a client is in a federation with all of its examples, or not at all."""
 
     unit: ClassVar[Unit] = "client"
-    equal: ClassVar[bool] = True
 
     def by_unit(self, values: np.ndarray) -> np.ndarray:
         """See `Pool.by_unit`."""
@@ -316,12 +315,6 @@ class ClientPool(Pool):
         numbers = np.cumsum(members) - 1
         divided = Partition.from_owner(numbers[units], int(members.sum()))
         return Assembly(recipes.validate(raw)).with_data(own, divided)
-
-
-def _together(dataset: Images) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs and labels of all examples, and whether they are training examples."""
-    x, y = np.concatenate([dataset.train_x, dataset.test_x]), np.concatenate([dataset.train_y, dataset.test_y])
-    return x, y, np.arange(len(y)) < len(dataset.train_y)
 
 
 def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients: int) -> np.ndarray:
