@@ -22,6 +22,7 @@ from fedlgm.mechanisms import BoundsExamples
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from simulations.advice.forecast import forecasts
+from simulations.advice.picture import bars
 from simulations.advice.rows import Advice, LayerAdvice, StageRow
 from simulations.advice.score import Curvature, Landscape, score
 from simulations.advice.setting import Setting, setting_of
@@ -63,9 +64,8 @@ class Recommendation(Figures):
         return f"Recommendation({self.advice} Scores: {scores})"
 
     def _repr_html_(self) -> str:
-        from simulations.advice.picture import picture
-
-        return f"<p>{self.advice}</p>{picture(self.scores)}"
+        lines = "\n".join(bars(self.scores))
+        return f"<p>{self.advice}</p><pre>{lines}</pre>"
 
 
 @named_arguments
