@@ -48,6 +48,10 @@ _IN = 0.9  # of the canaries with a coin per round; what is learnt grows with th
 _PARTICIPATION, _SIGNS, _BITS, _SKETCHES = 0, 1, 2, 3  # paths of the auditor's streams
 
 
+Columns = dict[int, tuple[int, int, int]]
+"""Layer -> (start and end in the released vector, start in the flat update)."""
+
+
 class ReleaseObserver(Protocol):
     """An observer of a simulation's sums before and after noise. It is never part of a deployment."""
 
@@ -178,7 +182,7 @@ class Canaries:
             }
         )
 
-    def _raw(self, released: Array, share: Array, columns: dict[int, tuple[int, int, int]]) -> Array:
+    def _raw(self, released: Array, share: Array, columns: Columns) -> Array:
         """Sums of the release alone, for canaries of a whole run."""
         if self._presence == "release":
             return np.zeros(0)
@@ -195,9 +199,7 @@ class Canaries:
         """
         return CanaryRecord.of(self.rows, self._member, self._rate, self._presence)
 
-    def _noise(
-        self, round: int, plan: ReleasePlan, noise: Array, columns: dict[int, tuple[int, int, int]]
-    ) -> dict[str, Array]:
+    def _noise(self, round: int, plan: ReleasePlan, noise: Array, columns: Columns) -> dict[str, Array]:
         """Figures of a round's independent noise for the checks; z = C w if the noise w is correlated."""
         spans = {j: (low, high) for j, (low, high, _) in columns.items()}
         run = plan.facts.run
@@ -257,7 +259,7 @@ class _Measured:
 
     Attributes:
         key: bounds, noise and released layers.
-        columns: layer -> (start and end in the released vector, start in the flat update).
+        columns: places of the released layers.
         scale: noise scale of every released coordinate of a layer.
         share: s_j / sigma_j of each layer, [K]; 0 where not released.
         multiplier: the plan's effective multiplier.
@@ -266,7 +268,7 @@ class _Measured:
     """
 
     key: tuple[bytes, ...]
-    columns: dict[int, tuple[int, int, int]]
+    columns: Columns
     scale: Array
     share: Array
     multiplier: float
@@ -330,8 +332,7 @@ def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
     return BoundedUpdates(updates, tuple(plan.clip.tolist()), tuple(answers))
 
 
-def _columns(plan: ReleasePlan, layers: LayerTable) -> dict[int, tuple[int, int, int]]:
-    """Layer -> (start and end in the released vector, start in the flat update)."""
+def _columns(plan: ReleasePlan, layers: LayerTable) -> Columns:
     found, position = {}, 0
     for j in (int(j) for j in plan.indices):
         size = int(layers.sizes[j])

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simulations.reports.headline import is_share
 from simulations.studies import frames
-from simulations.studies.results import paired
+from simulations.studies.results import Sides, paired
 from simulations.studies.statistics import LEVEL, Difference, holm, over_cells
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _outcome(claim: Claim, found: Difference, p: float) -> Outcome:
 def _difference(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str) -> Difference:
     """Difference of the claim's sides over the cells that both have."""
     own = frames.at(frame, claim.at)
-    sides: tuple[str, Any, Any] = ("method", claim.a, claim.b)
+    sides: Sides = ("method", claim.a, claim.b)
     if claim.along is not None:
         values = [value for value in own[claim.along].tolist() if frames.name_of(value) != "none"]
         own = frames.at(own, {"method": claim.a})

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+Sides = tuple[str, Any, Any]
+"""Compared sides: a key, and two of its values."""
+
+
 @dataclass(frozen=True, repr=False)
 class StudyDifference(Difference):
     """Difference between two methods' figures, over all cells of the grid and in each cell.
@@ -270,7 +274,7 @@ class Study:
 def _differences(
     frame: DataFrame,
     shifted: Sequence[DataFrame] | None,
-    sides: tuple[str, Any, Any],
+    sides: Sides,
     metric: str,
     own: list[str],
     at: Mapping[str, Any],
@@ -305,7 +309,7 @@ def _differences(
     return StudyDifference(**vars(over_cells(pairs)), cells=cells)
 
 
-def _left_out(frame: DataFrame, cell: Mapping[str, Any], sides: tuple[str, Any, Any], both: DataFrame) -> int:
+def _left_out(frame: DataFrame, cell: Mapping[str, Any], sides: Sides, both: DataFrame) -> int:
     """Number of a cell's seeds of which one side has no figure."""
     by, *values = sides
     return len({seed for value in values for seed in frames.at(frame, {by: value, **cell})["seed"]} - {*both.index})
@@ -315,13 +319,8 @@ def _same_sign(found: Difference, wanted: Difference) -> bool:
     return found.p < LEVEL and found.mean * wanted.mean > 0
 
 
-def paired(
-    frame: DataFrame, cell: Mapping[str, Any], sides: tuple[str, Any, Any], metric: str
-) -> tuple[DataFrame, list[float]]:
-    """Figures "a" and "b" of both sides in a cell, for the seeds that both have, and their proven epsilons.
-
-    The sides are given as a key and two of its values.
-    """
+def paired(frame: DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str) -> tuple[DataFrame, list[float]]:
+    """Figures "a" and "b" of both sides in a cell, for the seeds that both have, and their proven epsilons."""
     import pandas as pd
 
     if metric not in frame:  # a frame without runs
