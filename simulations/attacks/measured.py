@@ -93,7 +93,7 @@ class Attacks:
             return replace(self, labels=tuple(class_number(data, label) for label in self.labels))
 
 
-def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnProgress | None = None) -> list[Row]:
+def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnProgress) -> list[Row]:
     """Attack every finished run of a comparison.
 
     The figures compare private data with releases, so they are kept with the run's private files. They are not
@@ -120,8 +120,7 @@ def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnPro
         target, kept = Target.open(str(folder.path)), _Kept(folder)
 
         def tell(what: str, index: int = index, job: Job = job) -> None:
-            if progress is not None:
-                progress(index, len(jobs), f"{job.folder}: {what}")
+            progress(index, len(jobs), f"{job.folder}: {what}")
 
         row: Row = {"folder": str(folder.path), "gan": {}}
         row |= excerpt(("audited_epsilon",), folder.audited())
@@ -138,8 +137,7 @@ def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnPro
             reconstructed = kept.get(f"gan {label}", settings, partial(_gan, job, label, attacks))
             row["gan"][str(label)] = reconstructed
         rows.append(row)
-    if progress is not None:
-        progress(len(jobs), len(jobs), "done")
+    progress(len(jobs), len(jobs), "done")
     return rows
 
 
