@@ -5,8 +5,6 @@ Source: Zhu and Blaschko, "R-GAP" (2021), Section 3.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -15,8 +13,11 @@ from fedlgm.attacks.observation import Observation
 from fedlgm.errors import ConfigError
 from fedlgm.layers import Slot
 
+Shape = tuple[int, int, int]
+"""Channels, height and width of an image."""
 
-def infer_labels(module: nn.Module, observation: Observation, images: int, shape: tuple[int, int, int]) -> Tensor:
+
+def infer_labels(module: nn.Module, observation: Observation, images: int, shape: Shape) -> Tensor:
     """Labels of the client's images, from the direction in which the last bias moved, int64 [images].
 
     Under cross-entropy this bias moves by a positive multiple of (share of each label) - (mean prediction). Labels are
@@ -55,7 +56,7 @@ def infer_labels(module: nn.Module, observation: Observation, images: int, shape
     return torch.repeat_interleave(torch.arange(len(counts)), counts.long())
 
 
-def analytic(module: nn.Module, observation: Observation, shape: tuple[int, int, int]) -> Tensor | None:
+def analytic(module: nn.Module, observation: Observation, shape: Shape) -> tuple[Tensor, bool] | None:
     """The only image of a client, from the update of a first linear layer with a bias; None if not applicable.
 
     For any number of local steps, each row of the weights moved by the row's bias movement times the image. The rows
@@ -67,31 +68,31 @@ def analytic(module: nn.Module, observation: Observation, shape: tuple[int, int,
         shape: shape (C, H, W) of one image.
 
     Returns:
-        The image [1, C, H, W], cut to [-1, 1].
+        The image [1, C, H, W], cut to [-1, 1], and whether it is exact because the layer has no noise.
 
     Example:
         >>> from fedlgm.layers import LayerTable
         >>> model, image = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), torch.tensor([0.5, -0.5, 1.0, 0.0])
         >>> bias = torch.tensor([0.2, -0.1, -0.1])
         >>> update = torch.cat([torch.outer(bias, image).flatten(), bias])
-        >>> found = analytic(model, Observation.unprotected(LayerTable.from_module(model), update), (1, 2, 2))
-        >>> torch.allclose(found.flatten(), image, atol=1e-6)
-        True
+        >>> found, exact = analytic(model, Observation.unprotected(LayerTable.from_module(model), update), (1, 2, 2))
+        >>> torch.allclose(found.flatten(), image, atol=1e-6), exact
+        (True, True)
     """
-    first = first_linear(module, observation, shape)
+    first = _first_linear(module, observation, shape)
     if first is None:
         return None
-    weight, bias = first.weight, first.bias
+    layer, weight, bias = first
     rows = observation.update[weight.offset : weight.offset + weight.size].view(weight.shape).double()
     moved = observation.update[bias.offset : bias.offset + bias.size].double()
-    noise = float(observation.sigma[first.layer]) ** 2 * len(moved)
+    sigma = float(observation.sigma[layer])
     energy = float(moved.square().sum())
     if energy == 0:
         return None
-    found = moved @ rows / max(energy - noise, 0.1 * energy)
+    found = moved @ rows / max(energy - sigma**2 * len(moved), 0.1 * energy)
     low, high = (_entering(module, torch.full((1, *shape), value)).double() for value in (-1.0, 1.0))
     image = (2 * found - low - high) / (high - low)  # a model may move its images to another interval
-    return image.clamp(-1, 1).float().view(1, *shape)
+    return image.clamp(-1, 1).float().view(1, *shape), sigma == 0
 
 
 def _entering(module: nn.Module, image: Tensor) -> Tensor:
@@ -108,16 +109,8 @@ def _entering(module: nn.Module, image: Tensor) -> Tensor:
     return given[0]
 
 
-class FirstLinear(NamedTuple):
-    """A visible linear layer whose input is the image itself: its layer's index, weight and bias."""
-
-    layer: int
-    weight: Slot
-    bias: Slot
-
-
-def first_linear(module: nn.Module, observation: Observation, shape: tuple[int, int, int]) -> FirstLinear | None:
-    """The model's first layer if it is linear, sees the image itself and is visible; otherwise None."""
+def _first_linear(module: nn.Module, observation: Observation, shape: Shape) -> tuple[int, Slot, Slot] | None:
+    """Index, weight and bias of the first layer if it is linear, sees the image itself and is visible; else None."""
     first = _first_layer(module)
     if not isinstance(first, nn.Linear) or first.bias is None or first.in_features != int(np.prod(shape)):
         return None
@@ -127,7 +120,7 @@ def first_linear(module: nn.Module, observation: Observation, shape: tuple[int, 
         weight, bias = slots.get(names[id(first.weight)]), slots.get(names[id(first.bias)])
         # Bounded apart, weight and bias have different scales: then division says nothing.
         if weight is not None and bias is not None and observation.visible[index]:
-            return FirstLinear(index, weight, bias)
+            return index, weight, bias
     return None
 
 

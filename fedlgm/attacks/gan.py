@@ -103,7 +103,7 @@ class ClassReconstruction:
         module.requires_grad_(False)
         self._generator = torch.Generator().manual_seed(self.settings.seed)
         with seeded(self.settings.seed):
-            self._painter = _Generator(self.settings.noise + classes, tuple(x.shape[1:]))
+            self._painter = _generator(self.settings.noise + classes, tuple(x.shape[1:]))
             self._critic = _critic(tuple(x.shape[1:]))
         betas = (0.5, 0.999)
         self._paint = torch.optim.Adam(self._painter.parameters(), lr=self.settings.lr, betas=betas)
@@ -116,7 +116,7 @@ class ClassReconstruction:
         for _ in range(self.settings.steps):
             rows = torch.randint(len(self._y), (count // 2,), generator=self._generator)
             labels = torch.cat([torch.full((count - len(rows),), self.target), self._y[rows]])
-            images = self._painter(self._inputs(labels))
+            images = self._drawn(labels)
             loss = nn.functional.cross_entropy(self._module(images), labels)
             held = images[labels != self.target]  # the attacker has no real image of the other class
             self._train_critic(held.detach(), self._x[rows])
@@ -134,11 +134,12 @@ class ClassReconstruction:
     def samples(self, count: int) -> Tensor:
         """Reconstructions of the class, float32 [count, C, H, W] in [-1, 1]; every call draws new ones."""
         labels = torch.full((count,), self.target)
-        return torch.cat([self._painter(self._inputs(part)) for part in labels.split(500)])
+        return torch.cat([self._drawn(part) for part in labels.split(500)])
 
-    def _inputs(self, labels: Tensor) -> Tensor:
+    def _drawn(self, labels: Tensor) -> Tensor:
         noise = torch.randn((len(labels), self.settings.noise), generator=self._generator)
-        return torch.cat([noise, nn.functional.one_hot(labels, self._classes)], dim=1)
+        images: Tensor = self._painter(torch.cat([noise, nn.functional.one_hot(labels, self._classes)], dim=1))
+        return images[..., : self._x.shape[-2], : self._x.shape[-1]]
 
     def _train_critic(self, fakes: Tensor, real: Tensor) -> None:
         loss = nn.functional.softplus(-self._critic(real)).mean() + nn.functional.softplus(self._critic(fakes)).mean()
@@ -147,22 +148,14 @@ class ClassReconstruction:
         self._judge.step()
 
 
-class _Generator(nn.Module):
-    """DCGAN generator for images of any size: dense, two transposed convolutions, tanh."""
-
-    def __init__(self, noise: int, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        channels, height, width = shape
-        self._size, self._low = (height, width), (-(-height // 4), -(-width // 4))
-        self._dense = nn.Linear(noise, 64 * self._low[0] * self._low[1])
-        self._up = nn.Sequential(
-            nn.BatchNorm2d(64), nn.ReLU(), nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1),
-            nn.BatchNorm2d(32), nn.ReLU(), nn.ConvTranspose2d(32, channels, 4, stride=2, padding=1), nn.Tanh(),
-        )  # fmt: skip
-
-    def forward(self, z: Tensor) -> Tensor:
-        images: Tensor = self._up(self._dense(z).view(-1, 64, *self._low))
-        return images[..., : self._size[0], : self._size[1]]
+def _generator(noise: int, shape: tuple[int, ...]) -> nn.Module:
+    """DCGAN generator of images at least as large as `shape`: dense, two transposed convolutions, tanh."""
+    height, width = (-(-side // 4) for side in shape[1:])
+    return nn.Sequential(
+        nn.Linear(noise, 64 * height * width), nn.Unflatten(1, (64, height, width)),
+        nn.BatchNorm2d(64), nn.ReLU(), nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1),
+        nn.BatchNorm2d(32), nn.ReLU(), nn.ConvTranspose2d(32, shape[0], 4, stride=2, padding=1), nn.Tanh(),
+    )  # fmt: skip
 
 
 def _critic(shape: tuple[int, ...]) -> nn.Module:

@@ -88,4 +88,4 @@ def match(reconstructed: np.ndarray, private: np.ndarray) -> np.ndarray:
         Indices into `reconstructed`, one for each private image, int64 [n].
     """
     similarity = np.array([[ssim(guess, truth) for guess in reconstructed] for truth in private])
-    return np.asarray(linear_sum_assignment(similarity, maximize=True)[1])
+    return linear_sum_assignment(similarity, maximize=True)[1]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedlgm.attacks import images as measures
-from fedlgm.attacks.analytic import analytic, first_linear, infer_labels
+from fedlgm.attacks.analytic import Shape, analytic, infer_labels
 from fedlgm.attacks.observation import Observation
 from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments
@@ -68,34 +67,21 @@ class InversionSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        effort = self.effort(noisy=True)
-        if self.iterations < 1 or effort.restarts < 1 or effort.lr <= 0 or effort.total_variation < 0:
+        restarts, lr, variation = self.effort(noisy=True)
+        if self.iterations < 1 or restarts < 1 or lr <= 0 or variation < 0:
             raise ConfigError(
                 "inversion needs iterations and restarts of at least 1, lr > 0 and total_variation >= 0, got "
                 f"{self.iterations}, {self.restarts}, {self.lr} and {self.total_variation}"
             )
 
-    def effort(self, *, noisy: bool) -> Effort:
-        """The settings with their defaults for an update with or without noise."""
-        usual = Effort(1, 0.1, 2e-2) if noisy else Effort(4, 0.3, 5e-3)
-        return Effort(
-            usual.restarts if self.restarts is None else self.restarts,
-            usual.lr if self.lr is None else self.lr,
-            usual.total_variation if self.total_variation is None else self.total_variation,
+    def effort(self, *, noisy: bool) -> tuple[int, float, float]:
+        """Restarts, lr and total_variation, with their defaults for an update with or without noise."""
+        restarts, lr, variation = (1, 0.1, 2e-2) if noisy else (4, 0.3, 5e-3)
+        return (
+            restarts if self.restarts is None else self.restarts,
+            lr if self.lr is None else self.lr,
+            variation if self.total_variation is None else self.total_variation,
         )
-
-
-class Effort(NamedTuple):
-    """Settings without open defaults: see `InversionSettings`.
-
-    Example:
-        >>> Effort(restarts=4, lr=0.3, total_variation=0.005).restarts
-        4
-    """
-
-    restarts: int
-    lr: float
-    total_variation: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +123,7 @@ def invert(
     training: LocalTraining,
     *,
     images: int,
-    shape: tuple[int, int, int],
+    shape: Shape,
     labels: Sequence[int] | None = None,
     settings: InversionSettings | None = None,
     progress: OnStep | None = None,
@@ -182,12 +168,12 @@ def invert(
     settings = settings or InversionSettings()
     guessed = infer_labels(module, observation, images, shape) if labels is None else torch.tensor(list(labels))
     divided = analytic(module, observation, shape) if images == 1 else None
-    first = first_linear(module, observation, shape)
-    if divided is not None and first is not None and observation.sigma[first.layer] == 0:
+    first, exact = divided or (None, False)
+    if first is not None and exact:
         if progress is not None:
             progress(1, 1)
-        return Reconstruction(divided, guessed, float("nan"), "analytic")
-    return _Matching(module, observation, training, guessed, shape, settings).best(divided, progress)
+        return Reconstruction(first, guessed, float("nan"), "analytic")
+    return _Matching(module, observation, training, guessed, shape, settings).best(first, progress)
 
 
 def require_sgd(training: LocalTraining) -> None:
@@ -208,7 +194,7 @@ class _Matching:
         observation: Observation,
         training: LocalTraining,
         labels: Tensor,
-        shape: tuple[int, int, int],
+        shape: Shape,
         settings: InversionSettings,
     ) -> None:
         self._module, self._labels, self._shape, self._settings = module, labels, shape, settings
@@ -236,16 +222,17 @@ class _Matching:
 
     def best(self, first: Tensor | None, progress: OnStep | None) -> Reconstruction:
         """The reconstruction that matches best, from the images `first` (or random ones), then from random ones."""
-        iterations, effort = self._settings.iterations, self._settings.effort(noisy=not self._clear)
+        iterations = self._settings.iterations
+        restarts, lr, variation = self._settings.effort(noisy=not self._clear)
         best, least = torch.zeros(len(self._labels), *self._shape), np.inf
-        for restart in range(effort.restarts):
+        for restart in range(restarts):
             generator = torch.Generator().manual_seed(self._settings.seed * 1009 + restart)
             x = 0.1 * torch.randn((len(self._labels), *self._shape), generator=generator)
             x = (first.clone() if first is not None and restart == 0 else x).requires_grad_(True)
-            optimizer = torch.optim.Adam([x], lr=effort.lr)
+            optimizer = torch.optim.Adam([x], lr=lr)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)
             for step in range(iterations):
-                loss = self._loss(x) + effort.total_variation * _total_variation(x)
+                loss = self._loss(x) + variation * _total_variation(x)
                 (x.grad,) = torch.autograd.grad(loss, [x])
                 x.grad.nan_to_num_()
                 if self._clear:
@@ -255,7 +242,7 @@ class _Matching:
                 with torch.no_grad():
                     x.clamp_(-1, 1)
                 if progress is not None:
-                    progress(restart * iterations + step + 1, iterations * effort.restarts)
+                    progress(restart * iterations + step + 1, iterations * restarts)
             reached = float(self._loss(x).detach())
             if reached < least:
                 best, least = x.detach().clone(), reached

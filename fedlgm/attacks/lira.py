@@ -123,9 +123,9 @@ def likelihood_ratios(
     shared = len(shadows) < _FEW if shared_variance is None else shared_variance
     out_mean, out_std = _normal(shadows, ~membership, shared, "without")
     if not online:
-        return np.asarray(norm.logcdf(target, out_mean, out_std))
+        return norm.logcdf(target, out_mean, out_std)
     in_mean, in_std = _normal(shadows, membership, shared, "with")
-    return np.asarray(norm.logpdf(target, in_mean, in_std) - norm.logpdf(target, out_mean, out_std))
+    return norm.logpdf(target, in_mean, in_std) - norm.logpdf(target, out_mean, out_std)
 
 
 @named_arguments

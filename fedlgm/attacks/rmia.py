@@ -56,8 +56,8 @@ def relative_ratios(
     ratios = _probability(target) / np.maximum(marginal, 1e-300)
     beaten = np.searchsorted(np.sort(ratios), ratios / gamma, side="right")
     # Units that dominate as many others are told apart by their ratios: gamma close to 1 would do the same.
-    return np.asarray(beaten / len(ratios) + 1e-6 * ratios / (1 + ratios))
+    return beaten / len(ratios) + 1e-6 * ratios / (1 + ratios)
 
 
 def _probability(logits: np.ndarray) -> np.ndarray:
-    return np.asarray(1 / (1 + np.exp(-np.clip(logits, -700, 700))))
+    return 1 / (1 + np.exp(-np.clip(logits, -700, 700)))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -127,19 +128,15 @@ def epsilon_clopper_pearson(
         True
     """
     check(delta, confidence)
-
-    def at(part: Scores, significance: float, threshold: float | None) -> tuple[float, float]:
-        return _best(part, delta, significance, threshold)
-
-    return _at(at, scores, 1 - confidence, threshold, seed)
+    return _at(partial(_best, delta=delta), scores, 1 - confidence, threshold, seed)
 
 
 def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
     """Threshold at which these scores give the largest bound, for use on other scores."""
-    return _best(scores, delta, 1 - confidence, None)[1]
+    return _best(scores, 1 - confidence, None, delta)[1]
 
 
-def _best(part: Scores, delta: float, significance: float, threshold: float | None) -> tuple[float, float]:
+def _best(part: Scores, significance: float, threshold: float | None, delta: float) -> tuple[float, float]:
     """Largest bound over the frontier's thresholds, or over the given one, and its threshold."""
     if threshold is None:
         thresholds, rejected, missed = part.frontier()

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,6 +33,7 @@ from fedlgm.audits.law import CELLS, counted
 from fedlgm.audits.order import ordered
 from fedlgm.audits.record import CanaryRecord, Presence
 from fedlgm.audits.repeats import Sketches, Windows
+from fedlgm.audits.scores import Array
 from fedlgm.audits.whitening import Whitening
 from fedlgm.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import ConfigError, check_count
@@ -42,11 +42,14 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 
-Array = npt.NDArray[np.float64]
 _REPEATED = 1 << 22  # numbers of the sums of canaries that take turns, up to which they are kept
 _ABOVE = 8.0  # a canary's raw update over its bound: clipping must bring it down
 _IN = 0.9  # of the canaries with a coin per round; what is learnt grows with those that are in
 _PARTICIPATION, _SIGNS, _BITS, _SKETCHES = 0, 1, 2, 3  # paths of the auditor's streams
+
+
+Columns = dict[int, tuple[int, int, int]]
+"""Layer -> (start and end in the released vector, start in the flat update)."""
 
 
 class ReleaseObserver(Protocol):
@@ -179,14 +182,14 @@ class Canaries:
             }
         )
 
-    def _raw(self, released: Array, share: Array, columns: dict[int, tuple[int, int, int]]) -> Array:
+    def _raw(self, released: Array, share: Array, columns: Columns) -> Array:
         """Sums of the release alone, for canaries of a whole run."""
         if self._presence == "release":
             return np.zeros(0)
         weights, seen = share / np.linalg.norm(share), np.zeros(self._layers.size)
         for j, (low, high, start) in columns.items():
             seen[start : start + high - low] = weights[j] * released[low:high]
-        return np.asarray((self._unit @ torch.from_numpy(seen).float()).numpy())
+        return (self._unit @ torch.from_numpy(seen).float()).numpy()
 
     def record(self) -> CanaryRecord:
         """Everything observed so far.
@@ -196,9 +199,7 @@ class Canaries:
         """
         return CanaryRecord.of(self.rows, self._member, self._rate, self._presence)
 
-    def _noise(
-        self, round: int, plan: ReleasePlan, noise: Array, columns: dict[int, tuple[int, int, int]]
-    ) -> dict[str, Array]:
+    def _noise(self, round: int, plan: ReleasePlan, noise: Array, columns: Columns) -> dict[str, Array]:
         """Figures of a round's independent noise for the checks; z = C w if the noise w is correlated."""
         spans = {j: (low, high) for j, (low, high, _) in columns.items()}
         run = plan.facts.run
@@ -214,24 +215,18 @@ class Canaries:
             noise, past = self._whitening.next(round, w)
             ends = self._layers.offsets
             spans = {j: (int(ends[j]), int(ends[j + 1])) for j in spans if not np.isnan(noise[ends[j]])}
-        energy = np.full(len(self._layers), np.nan)
+        energy, cells = np.full(len(self._layers), np.nan), np.zeros((len(self._layers), CELLS))
         for j, (low, high) in spans.items():
-            energy[j] = float(np.mean(noise[low:high] ** 2))
+            energy[j], cells[j] = np.mean(noise[low:high] ** 2), counted(noise[low:high])
         parts = [noise[low:high] for low, high in spans.values()]
         return {
             "energy": energy,
             "correlation": self._correlations.of(noise, past, parts),
             "sketch": self._sketches.of(noise, spans),
             "found": self._windows.of(noise, list(spans.values())),
-            "cells": self._cells(noise, spans),
+            "cells": cells,
             "ordered": ordered(noise, spans, len(self._layers)),
         }
-
-    def _cells(self, noise: Array, spans: dict[int, tuple[int, int]]) -> Array:
-        cells = np.zeros((len(self._layers), CELLS))
-        for j, (low, high) in spans.items():
-            cells[j] = counted(noise[low:high])
-        return cells
 
 
 @dataclass(frozen=True)
@@ -264,7 +259,7 @@ class _Measured:
 
     Attributes:
         key: bounds, noise and released layers.
-        columns: layer -> (start and end in the released vector, start in the flat update).
+        columns: places of the released layers.
         scale: noise scale of every released coordinate of a layer.
         share: s_j / sigma_j of each layer, [K]; 0 where not released.
         multiplier: the plan's effective multiplier.
@@ -273,7 +268,7 @@ class _Measured:
     """
 
     key: tuple[bytes, ...]
-    columns: dict[int, tuple[int, int, int]]
+    columns: Columns
     scale: Array
     share: Array
     multiplier: float
@@ -337,8 +332,7 @@ def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
     return BoundedUpdates(updates, tuple(plan.clip.tolist()), tuple(answers))
 
 
-def _columns(plan: ReleasePlan, layers: LayerTable) -> dict[int, tuple[int, int, int]]:
-    """Layer -> (start and end in the released vector, start in the flat update)."""
+def _columns(plan: ReleasePlan, layers: LayerTable) -> Columns:
     found, position = {}, 0
     for j in (int(j) for j in plan.indices):
         size = int(layers.sizes[j])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 import scipy.special
 
-Array = npt.NDArray[np.float64]
+from fedlgm.audits.scores import Array
+
 _FEWEST = 8  # coordinates of which a correlation says something
 
 
@@ -52,7 +52,7 @@ class Correlations:
         times = np.maximum(sums[1], 1)
         together = sums[0] / np.sqrt(times), sums[0] / np.sqrt(times * np.maximum(sums[2], 1))
         found = np.array([np.abs([*z, *together[0]]), [*values, *together[1]]])
-        return np.asarray(found[:, int(np.argmax(found[0]))])
+        return found[:, int(np.argmax(found[0]))]
 
 
 def _cosine(a: Array, b: Array) -> tuple[float, int]:
@@ -82,4 +82,4 @@ def normal_quantile(cosines: Array, sizes: Array) -> Array:
     tail = scipy.special.stdtr(freedom, -value * np.sqrt(freedom / (1 - value**2)))
     with np.errstate(divide="ignore"):
         z = np.where(tail > 1e-300, -scipy.special.ndtri(tail), np.arctanh(value) * np.sqrt(sizes))
-    return np.asarray(np.where(sizes > 0, np.copysign(z, cosines), 0.0))
+    return np.where(sizes > 0, np.copysign(z, cosines), 0.0)

@@ -19,14 +19,13 @@ from fedlgm import privacy
 from fedlgm.audits import bounds
 from fedlgm.audits.gaussian_scores import gaussian_shift
 from fedlgm.audits.result import AuditResult
-from fedlgm.audits.scores import CONFIDENCE, Scores
+from fedlgm.audits.scores import CONFIDENCE, Array, Scores
 from fedlgm.audits.subject import Subject, World
 from fedlgm.errors import ConfigError, check_count
 from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing
 from fedlgm.noise import Family
 
-Array = npt.NDArray[np.float64]
 Release = Callable[[int, np.random.Generator], npt.ArrayLike]
 """(0 or 1: which of two neighbouring inputs, source of randomness) -> released numbers, [n]."""
 OnTrial = Callable[[int, int], None]
@@ -242,7 +241,7 @@ class Discriminant:
 def _variances(rows: Array) -> Array:
     """Variance of each number over the trials, [n]; never negligible relative to the largest."""
     found = rows.var(axis=0)
-    return np.asarray(np.maximum(found, 1e-14 * max(float(found.max()), 1e-300)))
+    return np.maximum(found, 1e-14 * max(float(found.max()), 1e-300))
 
 
 def check_trials(trials: int, delta: float, confidence: float) -> None:

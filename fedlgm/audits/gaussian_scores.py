@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import scipy.optimize
 import scipy.special
 import scipy.stats
 
-from fedlgm.audits.scores import CONFIDENCE, Array, Scores, check
+from fedlgm.audits.scores import CONFIDENCE, Array, Counts, Scores, check
 from fedlgm.errors import ConfigError
 
 
@@ -33,9 +32,9 @@ class NoiseSeen:
     @classmethod
     def of_layers(
         cls,
-        energy: npt.NDArray[np.float64],
-        weights: npt.NDArray[np.float64],
-        sizes: npt.NDArray[np.int64],
+        energy: Array,
+        weights: Array,
+        sizes: Counts,
         length: float | None = None,
     ) -> NoiseSeen:
         """Noise that was observed completely in T rounds, with its variance along a canary over several layers.

@@ -6,10 +6,10 @@ The counts are exactly binomial for noise as planned, since its scale is known a
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import scipy.stats
 
-Array = npt.NDArray[np.float64]
+from fedlgm.audits.scores import Array
+
 _WIDTH, _OUTER, _NONE = 0.5, 4.0, 1e-4
 _SIDE = np.arange(_WIDTH, _OUTER + _WIDTH, _WIDTH)
 _EDGES = np.concatenate([-_SIDE[::-1], [-_NONE, _NONE], _SIDE])

@@ -44,7 +44,7 @@ def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tu
     The mean square has a chi-square law, a correlation a t law and the count of a cell a binomial law. All are exact
     for independent Gaussian noise.
     """
-    z, value = _most_correlated(record)
+    z, value = _largest(record.correlation)
     return (
         _scale(record, layers, shares),
         Check(
@@ -79,10 +79,10 @@ def _repetition(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Che
     if z > _limit(shares.alike):
         seen = f"{layers.names[layer]}: rounds {rounds[one]} and {rounds[other]}"
         return Check("noise repetition", False, f"{seen} have a correlation of {value:.4f} ({z:.2f} standard errors)")
-    at = int(np.argmax(record.found[:, 0]))
-    moved, cosine, _ = record.found[at]
+    moved, cosine, _ = _largest(record.found)
     if moved > _limit(shares.found):
-        where = f"the noise of round {rounds[at]} has been there before, in another place"
+        at = rounds[int(np.argmax(record.found[:, 0]))]
+        where = f"the noise of round {at} has been there before, in another place"
         return Check("noise repetition", False, f"{where}: correlation {cosine:.4f} ({moved:.2f} standard errors)")
     again = same_values(record.ordered)
     if again is not None:
@@ -104,9 +104,9 @@ def _law(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
     return Check("noise law", least >= shares.cell, f"least likely in {name}: {described(counts[j], number)}")
 
 
-def _most_correlated(record: CanaryRecord) -> np.ndarray:
-    """(z, correlation) of the most significant correlation of all rounds."""
-    return np.asarray(record.correlation[int(np.argmax(record.correlation[:, 0]))])
+def _largest(rows: np.ndarray) -> np.ndarray:
+    """The round's row [n] of the most significant z, which comes first in each row [T, n]."""
+    return rows[int(np.argmax(rows[:, 0]))]
 
 
 def _limit(share: float) -> float:
@@ -119,12 +119,10 @@ def cancelled_by(record: CanaryRecord, shares: Shares) -> float:
     The factor exceeds 1 only if the check of the noise's independence or repetition fails, so it takes no share of the
     level.
     """
-    alike = most_alike(record.sketch)
-    found = record.found[int(np.argmax(record.found[:, 0]))]
     seen = (
-        (*_most_correlated(record), shares.correlation),
-        (*alike[:2], shares.alike),
-        (*found[:2], shares.found),
+        (*_largest(record.correlation), shares.correlation),
+        (*most_alike(record.sketch)[:2], shares.alike),
+        (*_largest(record.found)[:2], shares.found),
     )
     return max(_cancelled(float(z), float(value), _limit(share)) for z, value, share in seen)
 

@@ -16,7 +16,7 @@ from fedlgm.audits.noise_checks import cancelled_by, noise_checks, shares_of
 from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import AuditResult, LayerRow, Method, Reported
 from fedlgm.audits.scores import CONFIDENCE, Scores
-from fedlgm.audits.whole_run import audit_whole_run
+from fedlgm.audits.whole_run import audit_whole_run, extended
 from fedlgm.errors import ConfigError, check_known
 from fedlgm.extension import named_arguments
 from fedlgm.layers import LayerTable
@@ -94,11 +94,7 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, q
 def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.ndarray:
     """s_j / sigma_j in every release; for releases that were not watched, the layer's share in the last watched one."""
     share = record.layer_signal[:, layer] * record.multipliers
-    later = len(reported.multipliers) - len(share)
-    return (
-        np.concatenate([share, np.repeat(share[-1:], max(0, later))])[: len(reported.multipliers)]
-        / reported.multipliers
-    )
+    return extended(share, len(reported.multipliers)) / reported.multipliers
 
 
 def release_ratio(record: CanaryRecord, layers: LayerTable, confidence: float = CONFIDENCE) -> float:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from fedlgm.audits.scores import Array
+
 _FEWEST, _LARGEST, _SPREAD = 8, 16, 16  # numbers of a layer, at least; the largest and evenly spread ones that are kept
 _EQUAL = 1e-4  # in units of the noise: more than rounding, far below what two draws differ by
 

@@ -28,8 +28,7 @@ class ProbeReading:
 
     Attributes:
         ratio: largest distance of two neighbouring sums, in units of the noise, over the accounted distance.
-        pure: whether no neighbour changed a plan.
-        changed: the changed figures, if any.
+        changed: figures of a plan that a neighbour changed, in words; empty if there are none.
         plan: the first round's plan.
 
     Example:
@@ -39,9 +38,13 @@ class ProbeReading:
     """
 
     ratio: float
-    pure: bool
     changed: str
     plan: ReleasePlan
+
+    @property
+    def pure(self) -> bool:
+        """Whether no neighbour changed a plan."""
+        return not self.changed
 
 
 def probe(subject: Subject) -> ProbeReading:
@@ -52,17 +55,15 @@ def probe(subject: Subject) -> ProbeReading:
         >>> round(reading.ratio, 3), reading.pure
         (1.0, True)
     """
-    ratio, pure, changed = 0.0, True, ""
+    ratio, changed = 0.0, ""
     plan: ReleasePlan | None = None
     for transcript in _transcripts(subject):
         for one, other in subject.neighbours(transcript):
             plan = plan or one.plan
-            difference = _difference(one.plan, other.plan)
-            if difference:
-                pure, changed = False, difference
+            changed = _difference(one.plan, other.plan) or changed
             ratio = max(ratio, distance(one, other) * _accounted(one.plan))
     assert plan is not None
-    return ProbeReading(ratio, pure, changed, plan)
+    return ProbeReading(ratio, changed, plan)
 
 
 def distance(one: World, other: World) -> float:

@@ -8,11 +8,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from fedlgm.audits.scores import Array, Flags
 from fedlgm.errors import ConfigError
 
-Array = npt.NDArray[np.float64]
 Presence = Literal["release", "run"]
 
 
@@ -63,7 +62,7 @@ class CanaryRecord:
     ordered: Array
     multipliers: Array
     raw: Array
-    member: npt.NDArray[np.bool_]
+    member: Flags
     rate: float
     presence: Presence
 
@@ -71,7 +70,7 @@ class CanaryRecord:
     def of(
         cls,
         rows: Sequence[Mapping[str, Any]],
-        member: npt.NDArray[np.bool_],
+        member: Flags,
         rate: float = 1.0,
         presence: Presence = "release",
     ) -> CanaryRecord:
@@ -92,14 +91,14 @@ class CanaryRecord:
     @cached_property
     def signal(self) -> Array:
         """Planned mu of each round, [T]."""
-        return np.asarray(np.linalg.norm(self.layer_signal, axis=1))
+        return np.linalg.norm(self.layer_signal, axis=1)
 
     @cached_property
     def weights(self) -> Array:
         """Weight of each layer in a whole canary-aligned sum, with squares that add up to 1, [T, K]."""
-        return np.asarray(self.layer_signal / self.signal[:, None])
+        return self.layer_signal / self.signal[:, None]
 
     @cached_property
     def aligned(self) -> Array:
         """Canary-aligned sums of all released layers together, [T, m]."""
-        return np.asarray(np.nansum(self.layer_aligned * self.weights[:, None], axis=2))
+        return np.nansum(self.layer_aligned * self.weights[:, None], axis=2)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedlgm.audits.correlations import normal_quantile
+from fedlgm.audits.scores import Array, Counts
 
-Array = npt.NDArray[np.float64]
 Span = tuple[int, int]
 _SKETCH, _SKETCHES = 256, 4096  # numbers of a layer's sketch, and of all sketches of a round
 _WINDOW, _FEWEST = 64, 8  # numbers of a layer's window, at most and at least
@@ -41,7 +40,7 @@ class Sketches:
         signs: random bytes, at least one bit per coordinate.
     """
 
-    def __init__(self, sizes: npt.NDArray[np.int64], signs: bytes) -> None:
+    def __init__(self, sizes: Counts, signs: bytes) -> None:
         self._sizes, self.width = sizes, sketch_size(len(sizes))
         bits = np.unpackbits(np.frombuffer(signs, dtype=np.uint8), count=int(sizes.sum()))
         self._signs, self._ends = bits.astype(bool), np.concatenate([[0], np.cumsum(sizes)])
@@ -143,14 +142,14 @@ class Windows:
         return np.array([*best, max(count, 0)])
 
 
-def _places(spans: Sequence[Span], length: int) -> npt.NDArray[np.int64]:
+def _places(spans: Sequence[Span], length: int) -> Counts:
     """Starts of the parts that windows of a length are compared with: all, or the first ones of every layer."""
     most = max(1, _PLACES // max(1, len(spans)))
     starts = [np.arange(low, min(low + most, high - length + 1)) for low, high in spans if high - low >= length]
     return np.concatenate(starts) if starts else np.zeros(0, dtype=np.int64)
 
 
-def _directions(noise: Array, starts: npt.NDArray[np.int64], length: int) -> Tensor:
+def _directions(noise: Array, starts: Counts, length: int) -> Tensor:
     """Parts of the noise from these places on, of length 1, float32 [n, length]; zeros where it is not known, or 0."""
     parts = np.lib.stride_tricks.sliding_window_view(noise, length)
     norms = np.sqrt(np.einsum("ij,ij->i", parts, parts))[starts]

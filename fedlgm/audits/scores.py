@@ -11,6 +11,8 @@ from fedlgm.errors import ConfigError, check_below_one
 from fedlgm.extension import named_arguments
 
 Array = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 CONFIDENCE = 0.999
 """Default confidence, at which on average one audit of sound releases in a thousand raises a false alarm."""
 XTOL = 1e-9  # of the roots that bounds are
@@ -64,7 +66,7 @@ class Scores:
             raise ConfigError(f"too few scores to split: {self.inside.size} in and {self.outside.size} out")
         return Scores(halves[0][0], halves[1][0]), Scores(halves[0][1], halves[1][1])
 
-    def frontier(self) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def frontier(self) -> tuple[Array, Counts, Counts]:
         """Thresholds at the corners of the concave hull of the ROC curve, and scores out and in below each."""
         thresholds = np.append(np.union1d(self.inside, self.outside), np.inf)
         missed = np.searchsorted(np.sort(self.inside), thresholds, side="left")
@@ -73,7 +75,7 @@ class Scores:
         return thresholds[corners], rejected[corners], missed[corners]
 
 
-def _hull(x: npt.NDArray[np.int64], y: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _hull(x: Counts, y: Counts) -> Counts:
     """Indices of points that do not lie on or below a segment between two others; x ascending."""
     indices = np.arange(len(x))
     while len(indices) > 2:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +33,6 @@ from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import release
 from fedlgm.transcript import Transcript
-
-if TYPE_CHECKING:
-    pass
 
 LAYERS = {"first": 400, "second": 1600, "last": 100}
 """Sizes of the model on which mechanisms are tried by default."""
@@ -237,7 +234,7 @@ class Subject:
     def multipliers(self, plan: ReleasePlan) -> np.ndarray:
         """Effective noise multiplier of every round, float64 [rounds], from that of a first plan."""
         costs = self.method.mechanism.costs(self.layers, self.facts.rounds)
-        return np.asarray(plan.effective_multiplier * np.sqrt(costs[0] / costs))
+        return plan.effective_multiplier * np.sqrt(costs[0] / costs)
 
     def charged(self, plan: ReleasePlan) -> np.ndarray:
         """Multipliers of the releases that can contain one unit's data, the costliest if a cap leaves some out."""

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-import numpy.typing as npt
 from scipy.signal import lfilter
 
+from fedlgm.audits.scores import Array, Flags
 from fedlgm.correlation import Correlation
-
-Array = npt.NDArray[np.float64]
 
 
 def whitened(correlation: Correlation, rows: Array) -> Array:
@@ -28,10 +26,10 @@ def whitened(correlation: Correlation, rows: Array) -> Array:
         >>> np.allclose(whitened(c, c.inverse()), np.eye(3))
         True
     """
-    return np.asarray(lfilter(correlation.coefficients[: len(rows)], [1.0], rows, axis=0))
+    return lfilter(correlation.coefficients[: len(rows)], [1.0], rows, axis=0)
 
 
-def whitenable(correlation: Correlation, seen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def whitenable(correlation: Correlation, seen: Flags) -> Flags:
     """Rounds whose whitened row depends only on observed rounds, bool [T]."""
     reach = np.ones(len(correlation.coefficients[: len(seen)]))
     return np.convolve(~seen, reach)[: len(seen)] == 0

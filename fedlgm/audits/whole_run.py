@@ -20,20 +20,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from fedlgm import privacy
 from fedlgm.audits.gaussian_scores import NoiseSeen, noise_ratio, seen_degrees
 from fedlgm.audits.noise_checks import noise_checks, shares_of
 from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import AuditResult, LayerRow, Reported
+from fedlgm.audits.scores import Array, Counts, Flags
 from fedlgm.audits.whitening import kept, whitenable, whitened
 from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 from fedlgm.privacy.whole_run import WholeRun
-
-Array = npt.NDArray[np.float64]
 
 
 def audit_whole_run(
@@ -88,7 +86,7 @@ def run_epsilon(run: WholeRun, signals: Array, ratio: float, delta: float, *, qu
         True
     """
     rounds, b = run.noise.rounds, run.separation
-    signals = np.concatenate([signals, np.repeat(signals[-1:], max(0, rounds - len(signals)))])[:rounds]
+    signals = extended(signals, rounds)
     if ratio <= 0 or not (signals > 0).any():
         return 0.0
     if np.isinf(ratio):
@@ -106,6 +104,16 @@ def run_epsilon(run: WholeRun, signals: Array, ratio: float, delta: float, *, qu
     groups = (np.arange(rounds)[:, None] % b == np.arange(min(b, rounds))).astype(np.float64)
     shift = float(np.linalg.norm(whitened(run.noise, scaled[:, None] * groups), axis=0).max())
     return privacy.gaussian_epsilon(shift, delta)
+
+
+def extended(values: Array, rounds: int) -> Array:
+    """Figures of the first rounds [t] for all rounds [T]; the last one is repeated.
+
+    Example:
+        >>> extended(np.array([1.0, 2.0]), 4), extended(np.array([1.0, 2.0]), 1)
+        (array([1., 2., 2., 2.]), array([1.]))
+    """
+    return np.pad(values[:rounds], (0, max(0, rounds - len(values))), mode="edge")
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,7 @@ class View:
     planned: Array
     orientation: Array
     shares: Array
-    known: npt.NDArray[np.bool_]
+    known: Flags
     energy: Array
 
     @classmethod
@@ -197,7 +205,7 @@ class View:
     @property
     def sums(self) -> Array:
         """Sum along each canary's whole effect on the run, with noise N(0, 1); [m] or fewer."""
-        return np.asarray(np.sum(self.planned * self.seen, axis=(0, 2))[self._taking_part] / self.planned_sums)
+        return np.sum(self.planned * self.seen, axis=(0, 2))[self._taking_part] / self.planned_sums
 
     @property
     def planned_sums(self) -> Array:
@@ -210,8 +218,8 @@ class View:
         return self.orientation[self._taking_part]
 
     @cached_property
-    def _taking_part(self) -> npt.NDArray[np.bool_]:
-        return np.asarray((self.planned != 0).any(axis=(0, 2)))
+    def _taking_part(self) -> Flags:
+        return (self.planned != 0).any(axis=(0, 2))
 
     def sums_ratio(self, layers: LayerTable, confidence: float) -> float:
         """Lower bound on the signal-to-noise of those sums over the planned one; 0 for too few canaries."""
@@ -224,10 +232,10 @@ class View:
         """Weight of each layer in a round, [T, K]; zeros where nothing is known."""
         weights = self.shares * self.known
         lengths = np.linalg.norm(weights, axis=1, keepdims=True)
-        return np.asarray(np.divide(weights, lengths, out=np.zeros_like(weights), where=lengths > 0))
+        return np.divide(weights, lengths, out=np.zeros_like(weights), where=lengths > 0)
 
 
-def _noise_seen(energy: Array, weights: Array, sizes: npt.NDArray[np.int64], canaries: int) -> NoiseSeen:
+def _noise_seen(energy: Array, weights: Array, sizes: Counts, canaries: int) -> NoiseSeen:
     """The noise of the rounds in which it was observed completely; without such rounds, that of the canaries' sums."""
     whole = np.all((weights == 0) | ~np.isnan(energy), axis=1)
     if whole.any():

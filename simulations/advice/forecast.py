@@ -27,6 +27,7 @@ from fedlgm.transcript import Transcript
 from simulations.advice.rows import ForecastRow
 from simulations.advice.score import Landscape
 from simulations.advice.setting import Setting, facts_for
+from simulations.advice.units import bound_of
 from simulations.advice.verdict import FLAT, LEVELLED
 from simulations.advice.work import OPERATIONS, operations
 from simulations.config.assembly import Assembly
@@ -158,7 +159,7 @@ def forecasts(setting: Setting, rule: str) -> tuple[list[ForecastRow], str]:
         rule: the mechanism.
     """
     recipe = setting.assembly.recipe
-    mechanism = mechanisms.get(rule, bound=float(getattr(setting.assembly.mechanism, "bound", 1.0)))
+    mechanism = mechanisms.get(rule, bound=bound_of(setting.assembly))
     rows: list[ForecastRow] = []
     try:
         rehearsals = Rehearsals(setting)

@@ -24,8 +24,3 @@ def bars(scores: Mapping[str, float]) -> list[str]:
         left, right = "#" * -min(length, 0), "#" * max(length, 0)
         lines.append(f"{rule:<25}{left:>{_HALF}}|{right:<{_HALF}} {ratio:>5.2f}")
     return lines
-
-
-def picture(scores: Mapping[str, float]) -> str:
-    """The bars as HTML."""
-    return "<pre>" + "\n".join(bars(scores)) + "</pre>"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -26,20 +25,7 @@ MOST = 20_000
 _HELD_OUT = 4  # one example in so many measures, the others train
 
 
-@dataclass(frozen=True)
-class PublicExamples:
-    """Public examples in two parts.
-
-    Attributes:
-        data: examples that replace the clients' (train) and examples on which losses are measured (test).
-        source: their origin, in words.
-    """
-
-    data: DataSet
-    source: str
-
-
-def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | None) -> PublicExamples:
+def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | None) -> tuple[DataSet, str]:
     """The examples that `public` names, shuffled and divided into two parts.
 
     Args:
@@ -49,6 +35,10 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
             protection; the name of a data set, a `DataSet` or a mapping, whose training examples are public; or (x, y).
         outline: the set's shapes, classes and test examples if the data are objects; its training examples are never
             read.
+
+    Returns:
+        Examples that replace the clients' (train) and examples on which losses are measured (test); and their origin,
+        in words.
 
     Raises:
         ConfigError: there are no synthetic examples for the task.
@@ -81,7 +71,7 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
         except (ConfigError, DataError) as error:
             raise type(error)(f"public: {str(error).removeprefix('data: ')}") from error
         source = f"training examples of {found.name}"
-    return PublicExamples(task.prepare(_divided(found)), source)
+    return task.prepare(_divided(found)), source
 
 
 def outline_of(given: Any) -> tuple[DataSet | None, int | None]:

@@ -18,17 +18,19 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms import BoundsExamples, Mechanism
+from fedlgm.mechanisms import BoundsExamples
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from simulations.advice.forecast import forecasts
+from simulations.advice.picture import bars
 from simulations.advice.rows import Advice, LayerAdvice, StageRow
 from simulations.advice.score import Curvature, Landscape, score
 from simulations.advice.setting import Setting, setting_of
-from simulations.advice.units import Clients, Examples, Units
+from simulations.advice.units import Clients, Examples, Units, bound_of
 from simulations.advice.verdict import FLAT, LEVELLED, advised, verdict
 from simulations.advice.work import Work
 from simulations.arguments import refuse_unknown
+from simulations.config.assembly import Assembly
 from simulations.config.overrides import Overrides
 from simulations.config.recipe import Recipe
 from simulations.figures import Figures
@@ -62,9 +64,8 @@ class Recommendation(Figures):
         return f"Recommendation({self.advice} Scores: {scores})"
 
     def _repr_html_(self) -> str:
-        from simulations.advice.picture import picture
-
-        return f"<p>{self.advice}</p>{picture(self.scores)}"
+        lines = "\n".join(bars(self.scores))
+        return f"<p>{self.advice}</p><pre>{lines}</pre>"
 
 
 @named_arguments
@@ -118,7 +119,7 @@ def recommend(
     with torch_threads(1):
         work = Work.of(assembly)
         units = _units(setting, work)
-        methods = _methods(units.layers, setting.facts, assembly.mechanism)
+        methods = _methods(units.layers, setting.facts, assembly)
         landscape = Landscape(assembly, units.layers, work.held_out, work.probes)
         stages, layers = _stages(units, methods, landscape, work)
     scores = {
@@ -141,7 +142,7 @@ def recommend(
             "layers": layers,
             "noise_multiplier": facts.noise_multiplier,
             "noise_on_mean": facts.noise_multiplier * parties / expected,
-            "bound": float(getattr(assembly.mechanism, "bound", 1.0)),
+            "bound": bound_of(assembly),
             "suggested_bound": math.sqrt(sum(row["norm"] ** 2 for row in layers)),
             "examples_per_client": setting.share,
             "assumed": setting.assumed,
@@ -153,10 +154,10 @@ def recommend(
     )
 
 
-def _methods(layers: LayerTable, facts: RunFacts, own: Mechanism) -> dict[str, Method]:
+def _methods(layers: LayerTable, facts: RunFacts, assembly: Assembly) -> dict[str, Method]:
     """Every rule at the recipe's bound, the flat one first."""
-    bound = float(getattr(own, "bound", 1.0))
-    if isinstance(own, BoundsExamples):
+    bound = bound_of(assembly)
+    if isinstance(assembly.mechanism, BoundsExamples):
         made = {FLAT: mechanisms.get("dp-sgd", bound=bound)}
         for rule in RULES:
             made[rule] = mechanisms.get("dp-sgd", bound=bound, style="per-layer", allocation=rule)

@@ -48,13 +48,13 @@ def setting_of(
         raise ConfigError(f"mechanism.name: {parsed.mechanism.name} adds no noise, so there is nothing to advise")
     refuse_private(parsed, objects.get("data"), public)
     own = Own(**(objects | {"data": None}))
-    found = public_examples(parsed, Assembly(parsed, own).task, public, outline)
-    assembly = Assembly(of_public(parsed), Own(**(objects | {"data": found.data})))
+    found, source = public_examples(parsed, Assembly(parsed, own).task, public, outline)
+    assembly = Assembly(of_public(parsed), Own(**(objects | {"data": found})))
     assembly.check_model()
     ours = data is None and (recipe is not None or public is None or isinstance(public, str))  # the recipe's own data
     total = examples if examples is not None else examples_of(parsed) if ours else None
     share = total / parsed.federation.clients if total is not None else float(parsed.training.batch_size)
-    return Setting(assembly, facts_for(parsed, total), share, total is None), found.source
+    return Setting(assembly, facts_for(parsed, total), share, total is None), source
 
 
 def facts_for(recipe: Recipe, examples: int | None) -> RunFacts:

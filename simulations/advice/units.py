@@ -22,7 +22,7 @@ from fedlgm.mechanisms import BoundsExamples
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.tasks import Task
-from fedlgm.training import ClientTask, Trainer, kinds
+from fedlgm.training import ClientTask, kinds
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
@@ -36,12 +36,12 @@ class Units(ABC):
 
     Args:
         assembly: the recipe's objects over the public examples.
-        most: largest number of passes over an example per stage.
     """
 
-    def __init__(self, assembly: Assembly, most: int) -> None:
-        self.assembly, self.most = assembly, most
-        self.layers = LayerTable.from_module(assembly.module(), assembly.recipe.mechanism.group_by)
+    def __init__(self, assembly: Assembly) -> None:
+        self.assembly, self._module = assembly, assembly.module()
+        self.layers = LayerTable.from_module(self._module, assembly.recipe.mechanism.group_by)
+        self._weights = self.layers.bind_(self._module)
         self.x = inputs.tensors(assembly.dataset.train_x)
         self.y = torch.from_numpy(assembly.dataset.train_y)
         self.warming = len(self.y) * 2 // 5
@@ -60,18 +60,28 @@ class Units(ABC):
             units' unbounded contributions [units, K].
         """
 
+    def _descended(self, model: Tensor, gradients: Iterable[Tensor]) -> Tensor:
+        """The model after one step of the recipe's local optimizer by each gradient, which is taken in its turn."""
+        training = self.assembly.recipe.training
+        self._weights.copy_(model)
+        self._module.train()
+        optimizer = FlatOptimizer(training.optimizer, self._weights, lr=training.lr, momentum=training.momentum)
+        for gradient in gradients:
+            optimizer.step(gradient)
+        return self._weights.clone()
+
 
 class Clients(Units):
     """Clients that train on public examples, which the recipe's partition divides among them.
 
     Args:
         assembly: see `Units`.
-        most: see `Units`.
+        most: largest number of passes over an example per stage.
         share: mean number of examples of a client.
     """
 
     def __init__(self, assembly: Assembly, most: int, share: float) -> None:
-        super().__init__(assembly, most)
+        super().__init__(assembly)
         section, training = assembly.recipe.data, assembly.recipe.training
         whole = assembly.dataset
         found = replace(
@@ -83,15 +93,29 @@ class Clients(Units):
         affordable = int(most / (max(share, 1.0) * training.epochs))
         self._clients = filled[: max(4, min(CLIENTS, affordable))]
         self._trainer = assembly.trainer(training.vectorize == "on", compiled=False)
-        self._step: _Steps | _Rounds = (
-            _Steps(assembly, self.layers, self.x, self.y)
-            if assembly.trainer_kind is kinds.PLAIN
-            else _Rounds(assembly, self._trainer, self.x, self.y)
-        )
+        self._server = assembly.server_optimizer()
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """See `Units`; the optimizer is that of the clients, on the examples of all of them."""
-        return self._step(model, rows)
+        """See `Units`; the optimizer is that of the clients, on the examples of all of them.
+
+        Other trainers than the plain one may rely on the bound and on the server's step. They make rounds of one
+        client with one batch each.
+        """
+        if self.assembly.trainer_kind is kinds.PLAIN:
+            return self._descended(model, map(self._gradient, rows))
+        keys, bound = KeyRing.from_seed(0), bound_of(self.assembly)
+        for i, batch in enumerate(rows):
+            task = ClientTask(inputs.take(self.x, batch), self.y[batch], keys.torch_generator(Purpose.PROBE, i), 1)
+            update = next(iter(unbounded(next(self._trainer.updates(model, [task])))))
+            model = self._server.step(model, update * min(1.0, bound / max(float(update.norm()), 1e-12)))
+        return model
+
+    def _gradient(self, batch: Tensor) -> Tensor:
+        task, clip = self.assembly.task, self.assembly.recipe.training.gradient_clip
+        gradient = gradient_of(self._module, self.layers, task, inputs.take(self.x, batch), self.y[batch])
+        if clip is not None:
+            gradient *= min(1.0, clip / max(float(gradient.norm()), 1e-12))
+        return gradient
 
     def observe(self, model: Tensor, methods: Sequence[Method]) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
         """See `Units`."""
@@ -118,21 +142,19 @@ class Clients(Units):
 
 
 class Examples(Units):
-    """Examples whose gradients are bounded one by one."""
+    """Examples whose gradients are bounded one by one; arguments as of `Clients`."""
 
     def __init__(self, assembly: Assembly, most: int) -> None:
-        super().__init__(assembly, most)
-        self._module = assembly.module()
-        self._weights = self.layers.bind_(self._module)
+        super().__init__(assembly)
         self._gradients = ExampleGradients(self._module, self.layers, assembly.task)
         self._rows = torch.arange(self.warming, len(self.y))[: max(64, min(2048, most // 8))]
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """See `Units`; steps are on sums bounded as a whole, as in DP-SGD."""
-        clip = FlatClip(float(getattr(self.assembly.mechanism, "bound", 1.0)))
+        clip = FlatClip(bound_of(self.assembly))
         sums = (self._gradients.sum(inputs.take(self.x, batch), self.y[batch], clip) for batch in rows)
         gradients = (found.total.float() / len(batch) for found, batch in zip(sums, rows, strict=True))
-        return _descended(self.assembly, self._module, self._weights, model, gradients)
+        return self._descended(model, gradients)
 
     def observe(self, model: Tensor, methods: Sequence[Method]) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
         """See `Units`."""
@@ -150,52 +172,9 @@ class Examples(Units):
         return means, plans, norms
 
 
-class _Steps:
-    """Training of one model on any rows by the recipe's local optimizer."""
-
-    def __init__(self, assembly: Assembly, layers: LayerTable, x: inputs.Inputs, y: Tensor) -> None:
-        self._assembly, self._module, self._x, self._y = assembly, assembly.module(), x, y
-        self._weights = layers.bind_(self._module)
-        self._table = layers
-
-    def __call__(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        return _descended(self._assembly, self._module, self._weights, model, map(self._gradient, rows))
-
-    def _gradient(self, batch: Tensor) -> Tensor:
-        task, clip = self._assembly.task, self._assembly.recipe.training.gradient_clip
-        gradient = gradient_of(self._module, self._table, task, inputs.take(self._x, batch), self._y[batch])
-        if clip is not None:
-            gradient *= min(1.0, clip / max(float(gradient.norm()), 1e-12))
-        return gradient
-
-
-class _Rounds:
-    """Rounds of one client with one batch each, for trainers that may rely on the bound and on the server's step."""
-
-    def __init__(self, assembly: Assembly, trainer: Trainer, x: inputs.Inputs, y: Tensor) -> None:
-        self._trainer, self._x, self._y = trainer, x, y
-        self._server, self._bound = assembly.server_optimizer(), float(getattr(assembly.mechanism, "bound", 1.0))
-
-    def __call__(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        order = KeyRing.from_seed(0)
-        for i, batch in enumerate(rows):
-            task = ClientTask(inputs.take(self._x, batch), self._y[batch], order.torch_generator(Purpose.PROBE, i), 1)
-            update = next(iter(unbounded(next(self._trainer.updates(model, [task])))))
-            model = self._server.step(model, update * min(1.0, self._bound / max(float(update.norm()), 1e-12)))
-        return model
-
-
-def _descended(
-    assembly: Assembly, module: torch.nn.Module, weights: Tensor, model: Tensor, gradients: Iterable[Tensor]
-) -> Tensor:
-    """The model after one step of the recipe's local optimizer by each gradient, which is taken when its turn comes."""
-    training = assembly.recipe.training
-    weights.copy_(model)
-    module.train()
-    optimizer = FlatOptimizer(training.optimizer, weights, lr=training.lr, momentum=training.momentum)
-    for gradient in gradients:
-        optimizer.step(gradient)
-    return weights.clone()
+def bound_of(assembly: Assembly) -> float:
+    """Bound of a recipe's mechanism; 1 if it has none."""
+    return float(getattr(assembly.mechanism, "bound", 1.0))
 
 
 def gradient_of(module: torch.nn.Module, layers: LayerTable, task: Task, x: inputs.Inputs, y: Tensor) -> Tensor:

@@ -181,12 +181,11 @@ def _population(
     overrides: list[str] | None,
     as_json: bool,
 ) -> Population:
-    from fedlgm.errors import ConfigError
+    from fedlgm.errors import check_known
     from simulations.attacks import membership
     from simulations.attacks.target import Target
 
-    if unit not in UNITS:
-        raise ConfigError(f"--unit: unknown {unit!r}; known: {', '.join(UNITS)}")
+    check_known("unit", unit, UNITS, "--unit")
     opened = Target.open(target, overrides or ())
     if shadows is None:
         shadows = 0 if opened.folder is not None else 1
@@ -204,16 +203,15 @@ def _report_membership(
     as_json: bool,
 ) -> None:
     from simulations.attacks import figures, membership
+    from simulations.attacks.target import FIGURES
     from simulations.reports.svg import save
+    from simulations.runs.rows import excerpt
 
     path = save(figures.curves(results, f"membership: {attack}"), picture or Path(f"attack-{attack}.png"))
     inside, outside = membership.overfit(people.modules[0], people)
     attacked = people.results[0]
     if as_json:
-        known = {"epsilon": "epsilon", "claimed_epsilon": "claimed_epsilon", "delta": "delta", "guarantee": "guarantee",
-                 "guarantee_status": "guarantee_status", "unit": "epsilon_unit"}  # fmt: skip
-        values = dict(attacked)
-        figures_of_run = {shown: values[name] for name, shown in known.items() if name in values}
+        protects = {"epsilon_unit": attacked["unit"]} if "unit" in attacked else {}
         print_json(
             {
                 "attack": attack,
@@ -222,7 +220,8 @@ def _report_membership(
                 "accuracy_members": inside,
                 "accuracy_others": outside,
                 "results": {name: result.to_dict() for name, result in results.items()},
-                **figures_of_run,
+                **excerpt(FIGURES[1:], attacked),
+                **protects,
                 "picture": str(path),
             }
         )

@@ -20,22 +20,24 @@ _COLUMNS = 12
 
 def inversions(findings: Sequence[Finding]) -> Figure:
     """Private images in the first row, then one row of reconstructions for each protection, with their SSIM."""
-    whole = [finding for finding in findings if finding.seen is None]
-    labels = list(dict.fromkeys(finding.protection for finding in whole))
-    columns = [(f.victim.client, i) for f in whole if f.protection == labels[0] for i in range(len(f.victim.y))]
-    columns = columns[:_COLUMNS]
-    figure, grid = _grid(len(labels) + 1, len(columns))
-    for row, label in enumerate(["private", *labels]):
+    from fedlgm.attacks.images import match
+
+    rows: dict[str, dict[tuple[int, int], tuple[Tensor, str]]] = {"private": {}}  # by client and image
+    for finding in findings:
+        if finding.seen is not None:
+            continue
+        victim, guesses = finding.victim, match(finding.found.images.numpy(), finding.victim.x.numpy())
+        for image, (guess, score) in enumerate(zip(guesses, finding.scores, strict=True)):
+            place, found = (victim.client, image), finding.found.images[guess]
+            rows["private"][place] = victim.x[image], f"client {victim.client}"
+            rows.setdefault(finding.protection, {})[place] = found, f"SSIM {score['ssim']:.2f}"
+    places = list(rows["private"])[:_COLUMNS]
+    figure, grid = _grid(len(rows), len(places))
+    for row, (label, shown) in enumerate(rows.items()):
         _row_title(grid[row, 0], label)
-        for column, (client, image) in enumerate(columns):
-            finding = next(
-                f for f in whole if f.victim.client == client and f.protection == (labels[0] if row == 0 else label)
-            )
-            if row == 0:
-                _show(grid[row, column], finding.victim.x[image], f"client {client}")
-                continue
-            guess = _assigned(finding)[image]
-            _show(grid[row, column], finding.found.images[guess], f"SSIM {finding.scores[image]['ssim']:.2f}")
+        for column, place in enumerate(places):
+            if place in shown:
+                _show(grid[row, column], *shown[place])
     return figure
 
 
@@ -68,12 +70,6 @@ def curves(results: Mapping[str, MembershipResult], title: str) -> Figure:
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure
-
-
-def _assigned(finding: Finding) -> np.ndarray:
-    from fedlgm.attacks.images import match
-
-    return match(finding.found.images.numpy(), finding.victim.x.numpy())
 
 
 def _grid(rows: int, columns: int) -> tuple[Figure, Any]:

@@ -139,10 +139,10 @@ def attack(
             progress(row["round"], assembly.recipe.federation.rounds, f"class {label}")
 
     with tempfile.TemporaryDirectory() as scratch:
-        trained = train(
+        module, result = train(
             federation, Path(scratch) / "run", grid=lambda one: _Watched.of(one, curious.observe), progress=on_round
         )
-    curious.observe(assembly.layers.flatten(trained.module))
+    curious.observe(assembly.layers.flatten(module))
     samples = curious.samples(len(private))
     others = [torch.from_numpy(data.train_x[data.train_y == other]) for other in range(data.classes) if other != label]
     return ClassFinding(
@@ -155,7 +155,7 @@ def attack(
         images=len(samples),
         samples=samples,
         private=private,
-        result=trained.result,
+        result=result,
         inception_distance=None if inception is None else inception.distance(samples, private),
         inception_floor=None if inception is None else inception.distance(private[::2], private[1::2]),
     )

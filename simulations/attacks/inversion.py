@@ -115,10 +115,10 @@ def protections(recipe: Recipe, epsilons: Sequence[float], published: bool = Fal
         return made
     for epsilon in epsilons or (recipe.privacy.epsilon,):
         label = f"{recipe.mechanism.name}, {recipe.mechanism.variant}, epsilon {epsilon:g}"
-        made.append(Protection(label, _changed(recipe, epsilon=epsilon)))
+        made.append(Protection(label, _changed(recipe, "privacy", epsilon=epsilon)))
     if published and recipe.mechanism.variant != "published":
         label = f"{recipe.mechanism.name}, published, epsilon {recipe.privacy.epsilon:g}"
-        made.append(Protection(label, _changed(recipe, variant="published")))
+        made.append(Protection(label, _changed(recipe, "mechanism", variant="published")))
     return made
 
 
@@ -236,11 +236,8 @@ def attack(
     return findings
 
 
-def _changed(recipe: Recipe, epsilon: float | None = None, variant: str | None = None) -> Recipe:
-    """The recipe with another budget or variant, validated again."""
+def _changed(recipe: Recipe, section: str, **values: Any) -> Recipe:
+    """The recipe with other values in a section, validated again."""
     raw = recipe.model_dump(exclude_none=True)
-    if epsilon is not None:
-        raw["privacy"]["epsilon"] = epsilon
-    if variant is not None:
-        raw["mechanism"]["variant"] = variant
+    raw[section] |= values
     return validate(raw)

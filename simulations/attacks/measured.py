@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
+from fedlgm import data
 from fedlgm.attacks.frechet import PublicClassifier
 from fedlgm.attacks.gan import GanSettings
 from fedlgm.attacks.inception import InceptionFeatures
@@ -34,6 +35,7 @@ from simulations.studies.rows import Row
 
 Attack = Literal["membership", "inversion", "gan"]
 _FILE = "attacks.json"
+_VICTIMS = 3  # clients of the inversion
 TPR_AT = 0.01
 """False-positive rate at which the table states the membership attack's true-positive rate."""
 _OF_CLASS = ("distance", "agreement", "nearest_class", "floor", "accuracy", "inception_distance", "inception_floor")
@@ -46,24 +48,12 @@ class Attacks:
     Attributes:
         names: names of the attacks.
         labels: numbers or names of the classes that "gan" reconstructs.
-        victims: clients of the inversion.
-        inversion: effort of the inversion.
-        gan: training of the reconstruction.
         inception: features for Inception distances of the reconstructions.
     """
 
-    names: tuple[Attack, ...] = ("membership", "inversion")
-    labels: tuple[int | str, ...] = ()
-    victims: int = 3
-    inversion: InversionSettings = InversionSettings()  # noqa: RUF009  (frozen)
-    gan: GanSettings = GanSettings()  # noqa: RUF009  (frozen)
-    inception: InceptionFeatures | None = None
-
-    def __post_init__(self) -> None:
-        if self.inception is not None and not self.labels:
-            raise ConfigError("--inception measures reconstructed classes: name them, as in --attacks gan:3:9")
-        if ("gan" in self.names) != bool(self.labels):
-            raise ConfigError("--attacks: 'gan' takes the classes to reconstruct, as in gan:3:9")
+    names: tuple[Attack, ...]
+    labels: tuple[int | str, ...]
+    inception: InceptionFeatures | None
 
     @classmethod
     def parse(cls, text: str, inception: Path | None = None) -> Attacks:
@@ -89,8 +79,9 @@ class Attacks:
             labels += classes
         if not names:
             raise ConfigError(f"--attacks takes attacks by comma: {', '.join(get_args(Attack))}")
-        features = None if inception is None else InceptionFeatures(inception)
-        return cls(tuple(names), tuple(labels), inception=features)
+        if inception is not None and not labels:
+            raise ConfigError("--inception measures reconstructed classes: name them, as in --attacks gan:3:9")
+        return cls(tuple(names), tuple(labels), None if inception is None else InceptionFeatures(inception))
 
     def numbered(self, data: DataSet) -> Attacks:
         """The same attacks with the numbers of a set's classes.
@@ -102,9 +93,7 @@ class Attacks:
             return replace(self, labels=tuple(class_number(data, label) for label in self.labels))
 
 
-def measure(
-    jobs: Sequence[Job], out: Path, attacks: Attacks | None = None, *, progress: OnProgress | None = None
-) -> list[Row]:
+def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnProgress) -> list[Row]:
     """Attack every finished run of a comparison.
 
     The figures compare private data with releases, so they are kept with the run's private files. They are not
@@ -118,49 +107,44 @@ def measure(
     Args:
         jobs: finished runs of the comparison.
         out: folder of their run folders.
-        attacks: attacks to run, with settings.
+        attacks: attacks to run.
         progress: called with (runs done, total, description).
 
     Returns:
         One row per job: its folder, its audited epsilon, the results of the attacks, and in "gan" the reconstructed
         classes.
     """
-    attacks = attacks or Attacks()
     rows: list[Row] = []
     for index, job in enumerate(jobs):
-        target = Target.open(str(out / job.folder))
-        kept = _Kept(target.folder)
+        folder = RunFolder(out / job.folder)
+        target, kept = Target.open(str(folder.path)), _Kept(folder)
 
         def tell(what: str, index: int = index, job: Job = job) -> None:
-            if progress is not None:
-                progress(index, len(jobs), f"{job.folder}: {what}")
+            progress(index, len(jobs), f"{job.folder}: {what}")
 
-        row: Row = {"folder": str(out / job.folder), "gan": {}}
-        row |= excerpt(("audited_epsilon",), RunFolder(out / job.folder).audited())
+        row: Row = {"folder": str(folder.path), "gan": {}}
+        row |= excerpt(("audited_epsilon",), folder.audited())
         if "membership" in attacks.names:
             tell("membership")
-            row |= kept.get("membership", None, partial(_membership, target))
+            row |= kept.get("membership", None, partial(_membership, target, folder))
         if "inversion" in attacks.names:
             tell("inversion")
-            settings = {"victims": attacks.victims, **asdict(attacks.inversion)}
-            row |= kept.get("inversion", settings, partial(_inversion, target, attacks.victims, attacks.inversion))
+            settings = {"victims": _VICTIMS, **asdict(InversionSettings())}
+            row |= kept.get("inversion", settings, partial(_inversion, target))
         for label in attacks.labels:
             tell(f"class {label}")
-            settings = asdict(attacks.gan) | ({} if attacks.inception is None else {"inception": True})
+            settings = asdict(GanSettings()) | ({} if attacks.inception is None else {"inception": True})
             reconstructed = kept.get(f"gan {label}", settings, partial(_gan, job, label, attacks))
             row["gan"][str(label)] = reconstructed
         rows.append(row)
-    if progress is not None:
-        progress(len(jobs), len(jobs), "done")
+    progress(len(jobs), len(jobs), "done")
     return rows
 
 
 class _Kept:
     """Figures of one run that have been measured already, with the settings they were measured under."""
 
-    def __init__(self, folder: RunFolder | None) -> None:
-        if folder is None:
-            raise ConfigError("figures are kept with a finished run")
+    def __init__(self, folder: RunFolder) -> None:
         self._folder, self._values = folder, dict[str, Any]()
         with contextlib.suppress(OSError, ValueError):  # missing or damaged: everything is measured again
             self._values = strict_json.loads((folder.path / "private" / _FILE).read_text(encoding="utf-8"))
@@ -174,15 +158,13 @@ class _Kept:
         return dict(known["figures"])
 
 
-def _membership(target: Target) -> Row:
+def _membership(target: Target, folder: RunFolder) -> Row:
     assembly = target.assembly()
-    data = Images.of(assembly.dataset)
-    if target.folder is None:
-        raise ConfigError("membership is inferred from a finished run's model")
-    module = target.folder.checkpoints.into(assembly.module(), assembly.layers)
+    images = Images.of(assembly.dataset)
+    module = folder.checkpoints.into(assembly.module(), assembly.layers)
     if not all(torch.isfinite(part).all() for part in module.parameters()):
         return {}  # a model that overflowed answers alike to everyone
-    result = attack_outputs(module, data.train, data.test)["modified-entropy"]
+    result = attack_outputs(module, images.train, images.test)["modified-entropy"]
     rate = min(result.rates, key=lambda rate: abs(rate.fpr - TPR_AT))
     return {
         "membership_auc": result.auc,
@@ -192,9 +174,9 @@ def _membership(target: Target) -> Row:
     }
 
 
-def _inversion(target: Target, victims: int, settings: InversionSettings) -> Row:
+def _inversion(target: Target) -> Row:
     first_round = Target(target.recipe)  # the initial model: what later rounds give away is not more
-    findings = inversion.attack(first_round, count=victims, settings=settings)
+    findings = inversion.attack(first_round, count=_VICTIMS)
     label = next((f.protection for f in findings if f.protection != inversion.UNPROTECTED), inversion.UNPROTECTED)
     scores = [score["ssim"] for f in findings if f.protection == label for score in f.scores]
     return {"inversion_ssim": float(np.mean(scores)), "inversion_clients": len(scores)}
@@ -205,20 +187,13 @@ def _gan(job: Job, label: int | str, attacks: Attacks) -> Row:
     if not job.recipe.data.partition.startswith("isolation"):
         override(raw, ["data.partition=isolation"])
     raw["data"]["private_class"] = label
-    target, classifier = Target(recipes.validate(raw)), _classifier(raw)
-    found = gan.attack(target, label=label, settings=attacks.gan, classifier=classifier, inception=attacks.inception)
+    target, classifier = Target(recipes.validate(raw)), _classifier(raw["data"]["name"], raw["data"].get("dir"))
+    found = gan.attack(target, label=label, classifier=classifier, inception=attacks.inception)
     return {name: float(value) for name, value in excerpt(_OF_CLASS, found.to_dict()).items() if value is not None}
 
 
-_classifiers: dict[tuple[str, str | None], PublicClassifier] = {}
-
-
-def _classifier(raw: dict[str, Any]) -> PublicClassifier:
+@cache
+def _classifier(name: str, folder: str | None) -> PublicClassifier:
     """One classifier per data set: distances are comparable only under the same one."""
-    key = raw["data"]["name"], raw["data"].get("dir")
-    if key not in _classifiers:
-        from fedlgm import data
-
-        found = Images.of(data.load(*key))
-        _classifiers[key] = PublicClassifier.train(*found.test, found.classes)
-    return _classifiers[key]
+    found = Images.of(data.load(name, folder))
+    return PublicClassifier.train(*found.test, found.classes)

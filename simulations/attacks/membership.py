@@ -93,9 +93,9 @@ def population(
                     progress(index * rounds + row["round"], models * rounds, f"federation {index + 1} of {models}")
 
             own = target.twin("shadow", str(index), evaluate_every=rounds, checkpoint_every=rounds)
-            trained = train(pool.federation(own, members), Path(scratch) / str(index), progress=on_round)
-            modules.append(trained.module)
-            results.append(trained.result)
+            module, result = train(pool.federation(own, members), Path(scratch) / str(index), progress=on_round)
+            modules.append(module)
+            results.append(result)
     if target.folder is not None:
         modules.insert(0, target.folder.checkpoints.into(assembly.module(), assembly.layers))
         results.insert(0, target.folder.finished())

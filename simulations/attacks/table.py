@@ -77,7 +77,6 @@ NOTES = (
     "figures too, so read them beside its accuracy."
 )
 
-_MARKS = {"conditional": " *"}
 _WORDS = ("method", "budget")
 
 
@@ -86,7 +85,7 @@ def main_table(made: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     header = ["method", "budget", "accuracy", "claimed", "proven", "audited", "AUC", "TPR", "SSIM"]
     body = []
     for cell in made:
-        proven = number(cell["epsilon"]) + _MARKS.get(cell["guarantee_status"], "")
+        proven = number(cell["epsilon"]) + (" *" if cell["guarantee_status"] == "conditional" else "")
         if math.isinf(cell["epsilon"]):
             proven = "NOT PRIVATE"
         body.append(
@@ -118,23 +117,15 @@ def reconstruction_table(
     labels = list(dict.fromkeys(label for cell in made for label in cell["gan"]))
     body = []
     for cell in sorted(made, key=lambda cell: (cell["epsilon_budget"] is not None, cell["epsilon_budget"] or 0.0)):
-        if cell["gan"]:
-            shown = [cell["gan"].get(label) for label in labels]
-            body.append(
-                [
-                    budget(cell),
-                    cell["method"],
-                    *("-" if found is None else (show or _reconstruction)(found) for found in shown),
-                ]
-            )
+        if found := cell["gan"]:
+            texts = [(show or _reconstruction)(found[label]) if label in found else "-" for label in labels]
+            body.append([budget(cell), cell["method"], *texts])
     header = ["budget", "method", *(f"class {label}" for label in labels)]
     if show is not None:
         return header, body
     first = next(cell["gan"] for cell in made if cell["gan"])
-    nearest = {label: found["nearest_class"] for label, found in first.items()}
-    floor = {label: found["floor"] for label, found in first.items()}
-    for title, known in (("another class", nearest), ("private images", floor)):
-        body.append(["-", f"({title})", *(f"{known[label]:.0f}" if label in known else "-" for label in labels)])
+    for title, name in (("another class", "nearest_class"), ("private images", "floor")):
+        body.append(["-", f"({title})", *(f"{first[label][name]:.0f}" if label in first else "-" for label in labels)])
     return header, body
 
 
@@ -147,12 +138,8 @@ def _figure(cell: Row, name: str, scale: float, digits: int, unit: str = "") -> 
 
 def _inception(found: Row) -> str:
     """Distance to the private images, and between halves of these."""
-    spread = f" ± {found['inception_distance_std']:.1f}" if found["seeds"] > 1 else ""
-    return f"{found['inception_distance']:.1f}{spread} (private images: {found['inception_floor']:.1f})"
+    return f"{_figure(found, 'inception_distance', 1, 1)} (private images: {found['inception_floor']:.1f})"
 
 
 def _reconstruction(found: Row) -> str:
-    if found["seeds"] == 1:
-        return f"{found['distance']:.0f} ({found['agreement']:.0%})"
-    agreement = f"{100 * found['agreement']:.0f} ± {100 * found['agreement_std']:.0f} %"
-    return f"{found['distance']:.0f} ± {found['distance_std']:.0f} ({agreement})"
+    return f"{_figure(found, 'distance', 1, 0)} ({_figure(found, 'agreement', 100, 0, ' %')})"

@@ -186,27 +186,14 @@ def _sequential(recipe: Recipe) -> Recipe:
     return recipe
 
 
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """A trained model and its run.
-
-    Attributes:
-        module: the model with its final weights.
-        result: the run's summary.
-    """
-
-    module: nn.Module
-    result: RunSummary
-
-
 def train(
     assembly: Assembly,
     run_dir: Path,
     *,
     grid: Callable[[LayerwiseClient], LocalGrid] = LocalGrid.of,
     progress: OnRound | None = None,
-) -> Trained:
-    """Run the assembly's federation in this process, in a new run folder.
+) -> tuple[nn.Module, RunSummary]:
+    """Run the assembly's federation in this process, in a new run folder; returns its final model and its summary.
 
     Args:
         assembly: the federation; `with_data` gives it other data than its recipe's.
@@ -217,7 +204,7 @@ def train(
     folder = new_folder.create(run_dir, assembly.recipe)
     keys, _ = folder.keys(assembly.recipe.run.seed)
     result = serve(grid(assembly.client(keys, AnyClient())), assembly, folder, "local", progress)
-    return Trained(folder.checkpoints.into(assembly.module(), assembly.layers), result)
+    return folder.checkpoints.into(assembly.module(), assembly.layers), result
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +222,6 @@ class Pool:
     """
 
     unit: ClassVar[Unit] = "example"
-    equal: ClassVar[bool] = False
 
     x: np.ndarray
     y: np.ndarray
@@ -246,7 +232,8 @@ class Pool:
     @classmethod
     def of(cls, dataset: Images, limit: int | None = None, seed: int = 0) -> Pool:
         """The set's examples, or `limit` of them chosen at random."""
-        x, y, trained = _together(dataset)
+        x, y = np.concatenate([dataset.train_x, dataset.test_x]), np.concatenate([dataset.train_y, dataset.test_y])
+        trained = np.arange(len(y)) < len(dataset.train_y)
         if limit is not None and limit < len(y):
             rows = np.sort(np.random.default_rng(seed).permutation(len(y))[:limit])
             x, y, trained = x[rows], y[rows], trained[rows]
@@ -254,16 +241,15 @@ class Pool:
 
     def halves(self, models: int, seed: int) -> np.ndarray:
         """Units on which each federation is trained, bool [models, units]."""
-        return random_halves(len(self.trained), models, seed=seed, equal=self.equal)
+        return random_halves(len(self.trained), models, seed=seed, equal=self.unit == "client")
 
     def by_unit(self, values: np.ndarray) -> np.ndarray:
         """Mean over the examples of each unit: [..., n] to [..., units]."""
         return values
 
-    def tensors(self, units: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of some units' examples (bool [units]), or of all."""
-        rows = slice(None) if units is None else units[self.unit_of]
-        return torch.from_numpy(self.x[rows]), torch.from_numpy(self.y[rows])
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of all examples."""
+        return torch.from_numpy(self.x), torch.from_numpy(self.y)
 
     def federation(self, recipe: Recipe, members: np.ndarray) -> Assembly:
         """The recipe's federation on the units in `members` (bool [units]); the others are its test set.
@@ -271,16 +257,8 @@ class Pool:
         Raises:
             ConfigError: the partition needs the data set's own users.
         """
-        if recipe.data.partition == "natural":
-            raise ConfigError(
-                "data.partition = 'natural' divides by the set's own users, which shadow federations on other examples "
-                "do not have: use another partition"
-            )
-        section, own = recipe.data, self._divided(recipe, members)
-        divided = data.divide(
-            own, recipe.federation.clients, section.partition, seed=section.partition_seed, **section.options
-        )
-        return Assembly(recipe).with_data(own, divided)
+        own = self._divided(recipe, members)
+        return Assembly(recipe).with_data(own, _division(own, recipe, recipe.federation.clients))
 
     def _divided(self, recipe: Recipe, members: np.ndarray) -> DataSet:
         """The members' examples as training set, the others' as test set."""
@@ -293,7 +271,6 @@ class ClientPool(Pool):
     """A pool of clients: a client is in a federation with all of its examples, or not at all."""
 
     unit: ClassVar[Unit] = "client"
-    equal: ClassVar[bool] = True
 
     def by_unit(self, values: np.ndarray) -> np.ndarray:
         """See `Pool.by_unit`."""
@@ -340,14 +317,13 @@ class ClientPool(Pool):
         return Assembly(recipes.validate(raw)).with_data(own, divided)
 
 
-def _together(dataset: Images) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs and labels of all examples, and whether they are training examples."""
-    x, y = np.concatenate([dataset.train_x, dataset.test_x]), np.concatenate([dataset.train_y, dataset.test_y])
-    return x, y, np.arange(len(y)) < len(dataset.train_y)
-
-
 def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients: int) -> np.ndarray:
-    """Client that holds each example under the recipe's partition, -1 for none, [n].
+    """Client that holds each example under the recipe's partition, -1 for none, [n]; errors as in `_division`."""
+    return _division(DataSet(recipe.data.name, x, y, x[:1], y[:1], classes), recipe, clients).owners(len(y))
+
+
+def _division(dataset: DataSet, recipe: Recipe, clients: int) -> Partition:
+    """The recipe's division of a set that is not its own.
 
     Raises:
         ConfigError: a partition that needs the data set's own users.
@@ -355,9 +331,7 @@ def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients:
     section = recipe.data
     if section.partition == "natural":
         raise ConfigError(
-            "data.partition = 'natural' divides by the set's own users, of whom there are no others: use another "
-            "partition"
+            "data.partition = 'natural' divides by the set's own users, which the attacker's federations on other "
+            "examples do not have: use another partition"
         )
-    whole = DataSet(section.name, x, y, x[:1], y[:1], classes)
-    divided = data.divide(whole, clients, section.partition, seed=section.partition_seed, **section.options)
-    return divided.owners(len(y))
+    return data.divide(dataset, clients, section.partition, seed=section.partition_seed, **section.options)

@@ -96,11 +96,13 @@ def table(result: AuditResult, picture: Path | None = None) -> Group:
     from simulations import tables
     from simulations.reports.terminal import number
 
-    head = tables.facts([], result.subject)
-    head.add_row("epsilon reported", f"{number(result.epsilon_reported)}  at delta {result.delta:g}")
     how = f"({result.method}, confidence {result.confidence:g})"
-    head.add_row("epsilon audited", f"[bold]at least {number(result.epsilon_lower)}[/bold]  {how}")
-    head.add_row("guarantee", escape(result.guarantee))
+    figures = [
+        ("epsilon reported", f"{number(result.epsilon_reported)}  at delta {result.delta:g}"),
+        ("epsilon audited", f"[bold]at least {number(result.epsilon_lower)}[/bold]  {how}"),
+        ("guarantee", escape(result.guarantee)),
+    ]
+    head = tables.facts(figures, result.subject)
     if result.observations:
         head.add_row("scores", f"{result.observations:,}  in {result.seconds:.1f} s")
     parts: list[Any] = [head]
@@ -119,13 +121,9 @@ def table(result: AuditResult, picture: Path | None = None) -> Group:
         ]
         parts.append(tables.table("by adversary, noise measured", columns, found, left=("against",)))
     if result.checks:
-        checks = tables.facts([], "checks")
-        for check in result.checks:
-            style = "green" if check.passed else "bold red"
-            checks.add_row(
-                f"[{style}]{'passed' if check.passed else 'FAILED'}[/{style}]", escape(check.name), escape(check.detail)
-            )
-        parts.append(checks)
+        passed = {True: "[green]passed[/green]", False: "[bold red]FAILED[/bold red]"}
+        checks = [(passed[check.passed], escape(check.name), escape(check.detail)) for check in result.checks]
+        parts.append(tables.facts(checks, "checks"))
     if picture is not None:
         parts.append(escape(f"picture: {picture}"))
     parts.append(

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from simulations.reports.pictures import draw_division, draw_sizes
+from simulations.reports.pictures import draw_division
 from simulations.reports.svg import drawing, save
 
 
@@ -25,14 +25,7 @@ def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
         RunError: the file cannot be written.
     """
     with drawing(9.0, 4.5) as figure:
-        if histogram.shape[1] == 1:
-            axes = figure.add_subplot()
-            axes.set(xlabel="client, smallest first", title=title)
-            draw_sizes(axes, np.sort(histogram[:, 0]))
-        else:
-            top, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
-            top.set_title(title)
-            draw_division(figure, top, below, histogram)
+        draw_division(figure, histogram, title)
         save(figure, path)
 
 

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from simulations.reports import ticks
-from simulations.reports.svg import LIGHT, SERIES, drawing, to_svg
+from simulations.reports.svg import SERIES, drawing, to_svg
 from simulations.reports.terminal import number
 
 _LINES = 8  # layers whose curves can still be told apart; more become a heat map
@@ -68,7 +69,8 @@ def over_rounds(
         axes = _axes(figure, "round")
         for (name, points), style in zip(finite.items(), ("-", "--", ":", "-."), strict=False):
             axes.plot(*zip(*points, strict=True), style, label=name, marker=_marker(points), markersize=3.5)
-        ticks.plain(axes.yaxis, ticks.percent if percent else ticks.figure)
+        if percent:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_ylim(*ticks.limits(*axes.get_ylim(), most=1.0 if percent else math.inf))
         if len(finite) > 1:
             axes.legend(loc="best")
@@ -89,7 +91,8 @@ def _single(values: Mapping[str, float], dark: bool, percent: bool) -> str:
         axes.grid(visible=False, axis="y")
         axes.margins(x=0.2)
         axes.xaxis.set_major_locator(MaxNLocator(6))
-        ticks.plain(axes.xaxis, ticks.percent if percent else ticks.figure)
+        if percent:
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         return to_svg(figure, dark=dark)
 
 
@@ -137,9 +140,7 @@ def _bars(title: str, names: Sequence[str], values: np.ndarray, log: bool) -> Pi
             axes.invert_yaxis()
             axes.grid(visible=False, axis="y")
         else:
-            axes.fill_between(range(1, len(names) + 1), values, step="mid", alpha=0.25, color=SERIES[0], linewidth=0)
-            axes.step(range(1, len(names) + 1), values, where="mid", color=SERIES[0])
-            axes.margins(x=0)
+            _steps(axes, values)
         _scale(axes, "x" if named else "y", values, log)
         svg = to_svg(figure)
     return Picture(title, f"{title} of each layer, the same in every round: {_extremes(names, values)}.", svg)
@@ -173,66 +174,68 @@ def heat_map(
     limits: tuple[float, float] | None = None,
 ) -> Picture:
     """A figure of each layer [T, K] in colours; arguments as for `per_layer`, with positive values if `log`."""
-    shown = np.log10(values) if log else values
+    low, high = limits or (np.nanmin(values), np.nanmax(values))
+    norm = LogNorm(low, high) if log else Normalize(low, high)
     with drawing(height=3.4) as figure:
         axes = _axes(figure, "round", grid=False)
         extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(names) + 0.5, 0.5)
-        low, high = limits or (None, None)
-        image = axes.imshow(
-            shown.T, aspect="auto", interpolation="none", cmap="viridis", extent=extent, vmin=low, vmax=high
-        )
+        image = axes.imshow(values.T, aspect="auto", interpolation="none", cmap="viridis", extent=extent, norm=norm)
         if len(names) <= _LINES:
             axes.set_yticks(range(1, len(names) + 1), [_short(name) for name in names])
         else:
             axes.set_ylabel("layer, from input to output")
         bar = figure.colorbar(image, ax=axes, pad=0.02)
         bar.outline.set_visible(False)  # type: ignore[operator]
-        ticks.plain(bar.ax.yaxis, ticks.power_of_ten if log else ticks.figure)
+        if log:
+            ticks.logarithmic(bar.ax.yaxis, low, high)
         svg = to_svg(figure)
     return Picture(title, f"{title} of each layer over the rounds; in the last: {_extremes(names, values[-1])}.", svg)
 
 
-def division(sizes: np.ndarray, histogram: np.ndarray | None) -> Picture:
-    """The division of the training data among clients, readable for any number of clients.
-
-    With classes there is one column per client, sorted by its most frequent class and coloured by the classes' shares.
-    Without classes, the numbers of examples are shown, sorted.
-
-    Args:
-        sizes: examples of each client, int [clients].
-        histogram: examples by client and class, int [clients, classes]; None if there are no classes.
-    """
+def division(histogram: np.ndarray) -> Picture:
+    """The division of the training data among clients, readable for any number of clients; see `draw_division`."""
+    sizes, classes = histogram.sum(axis=1), histogram.shape[1]
     figures = (
         f"{len(sizes)} clients with {int(sizes.min())} to {int(sizes.max())} examples, median {np.median(sizes):g}, "
         f"{int((sizes == 0).sum())} without data"
     )
-    with drawing(5.4, 3.4 if histogram is not None else 2.6) as figure:
-        if histogram is None:
-            draw_sizes(_axes(figure, "client, smallest first"), np.sort(sizes))
-            told = f"Numbers of examples, sorted: {figures}."
-        else:
-            top, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
-            draw_division(figure, top, below, histogram)
-            largest = float(np.mean(histogram.max(axis=1)[sizes > 0] / sizes[sizes > 0])) if sizes.any() else 0.0
-            told = (
-                f"Heat map of {histogram.shape[1]} classes over clients sorted by their largest class: {figures}; on "
-                f"average {largest:.0%} of a client's examples are of its largest class."
-            )
+    with drawing(5.4, 3.4 if classes > 1 else 2.6) as figure:
+        draw_division(figure, histogram)
         svg = to_svg(figure)
-    return Picture("Examples by client and class" if histogram is not None else "Examples by client", told, svg)
+    if classes == 1:
+        return Picture("Examples by client", f"Numbers of examples, sorted: {figures}.", svg)
+    largest = float(np.mean(histogram.max(axis=1)[sizes > 0] / sizes[sizes > 0])) if sizes.any() else 0.0
+    told = (
+        f"Heat map of {classes} classes over clients sorted by their largest class: {figures}; on average "
+        f"{largest:.0%} of a client's examples are of its largest class."
+    )
+    return Picture("Examples by client and class", told, svg)
 
 
-def draw_sizes(axes: Axes, sizes: np.ndarray) -> None:
-    """Numbers of examples [clients], in the given order."""
-    axes.fill_between(range(1, len(sizes) + 1), sizes, step="mid", color=SERIES[0], alpha=0.35, linewidth=0)
-    axes.step(range(1, len(sizes) + 1), sizes, where="mid", color=SERIES[0], linewidth=1)
-    axes.set_ylabel("examples")
-    axes.set_ylim(bottom=0)
+def _steps(axes: Axes, values: np.ndarray) -> None:
+    places = range(1, len(values) + 1)
+    axes.fill_between(places, values, step="mid", color=SERIES[0], alpha=0.3, linewidth=0)
+    axes.step(places, values, where="mid", color=SERIES[0], linewidth=1)
     axes.margins(x=0)
 
 
-def draw_division(figure: Figure, top: Axes, below: Axes, histogram: np.ndarray) -> None:
-    """Sizes above, shares of the classes below; clients in the order of `sorted_clients`."""
+def draw_division(figure: Figure, histogram: np.ndarray, title: str = "") -> None:
+    """Draw the division of data among clients.
+
+    With classes there is one column per client, sorted by its most frequent class and coloured by the classes' shares,
+    below its number of examples. Without classes, the numbers of examples are shown, sorted.
+
+    Args:
+        figure: where to draw.
+        histogram: examples by client and class, int [clients, classes]; one column if there are no classes.
+        title: heading.
+    """
+    if histogram.shape[1] == 1:
+        axes = _axes(figure, "client, smallest first")
+        _steps(axes, np.sort(histogram[:, 0]))
+        axes.set(ylabel="examples", ylim=(0, None), title=title)
+        return
+    top, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
     order = sorted_clients(histogram)
     ordered = histogram[order]
     groups = np.array_split(ordered, min(_COLUMNS, len(ordered)))
@@ -242,7 +245,7 @@ def draw_division(figure: Figure, top: Axes, below: Axes, histogram: np.ndarray)
     clients, classes = histogram.shape
     edges = np.linspace(0.5, clients + 0.5, len(groups) + 1)
     top.stairs(totals[:, 0], edges, fill=True, color=SERIES[0], alpha=0.35)
-    top.set(ylabel="examples", ylim=(0, None))
+    top.set(ylabel="examples", ylim=(0, None), title=title)
     top.grid(axis="y", alpha=0.8)
     image = below.imshow(
         shares.T, aspect="auto", interpolation="none", cmap="viridis", vmin=0, vmax=1,
@@ -251,9 +254,9 @@ def draw_division(figure: Figure, top: Axes, below: Axes, histogram: np.ndarray)
     below.set(xlabel="client, sorted by its largest class", ylabel="class")
     if classes <= 12:
         below.set_yticks(range(classes))
-    bar = figure.colorbar(image, ax=[top, below], pad=0.02, label="share of the client's examples")
+    whole = PercentFormatter(1.0)
+    bar = figure.colorbar(image, ax=[top, below], pad=0.02, format=whole, label="share of the client's examples")
     bar.outline.set_visible(False)  # type: ignore[operator]
-    ticks.plain(bar.ax.yaxis, ticks.percent)
 
 
 def sorted_clients(histogram: np.ndarray) -> np.ndarray:
@@ -285,7 +288,6 @@ def _scale(axes: Axes, which: Literal["x", "y"], values: np.ndarray, log: bool) 
             axis.set_major_locator(MaxNLocator(6))
         else:
             axes.set_ylim(*ticks.limits(*axes.get_ylim()))
-        ticks.plain(axis)
         return
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     ticks.logarithmic(axis, float(np.nanmin(values)), float(np.nanmax(values)))
@@ -322,9 +324,3 @@ def layer_columns(rows: Sequence[Mapping[str, Any]], key: str, layers: int) -> t
     released = [[sigma is not None for sigma in row.get("sigma", [0.0] * layers)] for row in kept]
     values = values.reshape(len(kept), layers)
     return [row["round"] for row in kept], np.where(np.array(released).reshape(values.shape), values, np.nan)
-
-
-__all__ = [
-    "LIGHT", "Picture", "division", "draw_division", "draw_sizes", "heat_map", "layer_columns", "over_rounds",
-    "per_layer", "sorted_clients",
-]  # fmt: skip

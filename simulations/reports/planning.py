@@ -14,7 +14,7 @@ from fedlgm.privacy.accounting import composed_epsilon
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.reports.rounds import described, noise_over_rounds
-from simulations.reports.rows import Beliefs, InShares, NoiseProcess, PartitionReport, PlanReport
+from simulations.reports.rows import PartitionReport, PlanReport
 from simulations.runs.rows import LayerRow
 
 
@@ -35,7 +35,7 @@ def planned(assembly: Assembly) -> PlanReport:
     costs = mechanism.costs(layers, facts.rounds)
     # Under local trust a client may be drawn in the dearest rounds.
     releases = np.sort(costs)[-facts.releases :] / costs[0]
-    return {
+    report: PlanReport = {
         "recipe": recipe.name,
         "mechanism": recipe.mechanism.name,
         "variant": recipe.mechanism.variant,
@@ -54,33 +54,17 @@ def planned(assembly: Assembly) -> PlanReport:
         "guarantee": plan.guarantee.sentence(noise_reproducible=recipe.run.seed is not None),
         "guarantee_status": plan.guarantee.status,
         "noise_reproducible": recipe.run.seed is not None,
-        **_beliefs(assembly),
-        **_in_shares(plan),
-        **_over_rounds(recipe, plan),
     }
-
-
-def _beliefs(assembly: Assembly) -> Beliefs:
-    return {"stated": assembly.stated} if assembly.stated else {}
-
-
-def _in_shares(plan: ReleasePlan) -> InShares:
-    facts = plan.facts
+    if assembly.stated:
+        report["stated"] = assembly.stated
     readers = facts.noised_by.readers_epsilon(facts, facts.rounds)
-    return {} if readers is None else {"shares": facts.noised_by.planned(plan), "readers_epsilon": readers}
-
-
-def _over_rounds(recipe: Recipe, plan: ReleasePlan) -> NoiseProcess:
-    """Noise over the rounds, if they are one mechanism."""
-    found = noise_over_rounds(plan.facts, plan.sigma, plan.layers.sizes, recipe.workload)
-    if found is None:
-        return {}
-    return {
-        "noise_process": described(recipe),
-        "correlated": plan.facts.noise is not None,
-        "noise_over_rounds": found.rows(),
-        "error_of_the_model": found.means(),
-    }
+    if readers is not None:
+        report["shares"], report["readers_epsilon"] = facts.noised_by.planned(plan), readers
+    noise = noise_over_rounds(facts, plan.sigma, plan.layers.sizes, recipe.workload)
+    if noise is not None:
+        report["noise_process"], report["correlated"] = described(recipe), facts.noise is not None
+        report["noise_over_rounds"], report["error_of_the_model"] = noise.rows(), noise.means()
+    return report
 
 
 def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant: str) -> float:
@@ -122,22 +106,27 @@ def layer_rows(plan: ReleasePlan) -> list[LayerRow]:
     ]
 
 
+def class_counts(assembly: Assembly) -> np.ndarray:
+    """Examples by client and class, int64 [clients, classes]; one column if the targets are not classes."""
+    found = assembly.dataset
+    if found.classes is None or found.train_y.ndim != 1:
+        return assembly.sizes[:, None]
+    return assembly.partition.label_histogram(found.train_y, found.classes)
+
+
 def partition_report(recipe: Recipe, picture: Path) -> PartitionReport:
     """Label histogram of every client, drawn to `picture`."""
     from simulations.reports.figures import draw_partition
 
     assembly = Assembly(recipe)
-    dataset, sizes = assembly.dataset, assembly.sizes
-    labelled = dataset.classes is not None and dataset.train_y.ndim == 1
-    labels = dataset.train_y if labelled else np.zeros(len(dataset.train_y), dtype=np.int64)
-    classes = (dataset.classes or 1) if labelled else 1
-    histogram = assembly.partition.label_histogram(labels, classes)
-    draw_partition(histogram, f"{dataset.name}, {recipe.data.partition}", picture)
+    histogram = class_counts(assembly)
+    sizes = histogram.sum(axis=1)
+    draw_partition(histogram, f"{assembly.dataset.name}, {recipe.data.partition}", picture)
     return {
         "recipe": recipe.name,
         "scheme": recipe.data.partition,
         "clients": len(sizes),
-        "classes": classes,
+        "classes": histogram.shape[1],
         "sizes": {
             "min": int(sizes.min()),
             "median": float(np.median(sizes)),

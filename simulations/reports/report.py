@@ -17,6 +17,7 @@ from fedlgm.privacy.ledger import Ledger
 from simulations.reports import page
 from simulations.reports.charges import event_group, how_to_read
 from simulations.reports.pictures import division, heat_map, layer_columns, over_rounds, per_layer
+from simulations.reports.planning import class_counts
 from simulations.reports.rounds import described, noise_over_rounds, stored_sigma
 from simulations.reports.rows import ClientRow, LedgerReport
 from simulations.reports.terminal import OF_Z, number
@@ -178,14 +179,11 @@ def _division(folder: RunFolder, private: bool) -> str:
         hidden = '<p class="note">The division of this data set is not released: it is shown with --private.</p>'
         return _section("Clients", _facts(facts), hidden)
     try:
-        assembly = Assembly(recipe)
-        data, sizes = assembly.dataset, assembly.sizes
+        histogram = class_counts(Assembly(recipe))
     except (FedlgmError, ImportError) as error:
         missing = f'<p class="note">The division cannot be drawn here: {escape(str(error))}</p>'
         return _section("Clients", _facts(facts), missing)
-    labelled = data.classes is not None and data.train_y.ndim == 1
-    histogram = assembly.partition.label_histogram(data.train_y, data.classes or 1) if labelled else None
-    picture = page.image(division(sizes, histogram)).replace("<figure>", '<figure class="wide">')
+    picture = page.image(division(histogram)).replace("<figure>", '<figure class="wide">')
     return _section("Clients", _facts(facts), picture)
 
 

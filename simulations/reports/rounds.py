@@ -18,7 +18,6 @@ from fedlgm.errors import PrivacyError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.privacy.whole_run import WholeRun
 from simulations.config.recipe import Recipe
-from simulations.reports.rows import NoiseRow
 
 SHOWN = 7  # rounds of a table in the terminal
 
@@ -49,21 +48,14 @@ class NoiseOverRounds:
         named = {"this run": self.so_far, "independent, same participation": self.same_schema}
         return named if self.sampled is None else {**named, "independent, secret Poisson draws": self.sampled}
 
-    def rows(self, count: int = SHOWN) -> list[NoiseRow]:
-        """Figures of some rounds, from the first to the last."""
-        shown = np.unique(np.round(np.geomspace(1, self.rounds, min(count, self.rounds))).astype(int))
-        return [self._row(int(number)) for number in shown]
-
-    def _row(self, number: int) -> NoiseRow:
-        row: NoiseRow = {
-            "round": number,
-            "single": float(self.single[number - 1]),
-            "so_far": float(self.so_far[number - 1]),
-            "same_schema": float(self.same_schema[number - 1]),
-        }
-        if self.sampled is not None:
-            row["sampled"] = float(self.sampled[number - 1])
-        return row
+    def rows(self, count: int = SHOWN) -> list[dict[str, float]]:
+        """Figures of some rounds, from the first to the last: "round", and the attributes by name."""
+        figures = {name: getattr(self, name) for name in ("single", "so_far", "same_schema", "sampled")}
+        shown = np.unique(np.round(np.geomspace(1, self.rounds, min(count, self.rounds))).astype(int)).tolist()
+        return [
+            {"round": t, **{name: float(values[t - 1]) for name, values in figures.items() if values is not None}}
+            for t in shown
+        ]
 
     def means(self) -> dict[str, float]:
         """Root mean squares over the rounds of `series`."""
@@ -134,7 +126,7 @@ def noise_so_far(layers: np.ndarray, noise: Correlation, workload: Workload) -> 
     # Noise cancels between equal scales alone: A D C^-1, D the layer's scales.
     inverse = noise.inverse()
     rows = (workload.apply(scales[:, j, None] * inverse) for j in range(scales.shape[1]))
-    return np.asarray(np.sqrt(sum(np.sum(each**2, axis=1) for each in rows)))
+    return np.sqrt(sum(np.sum(each**2, axis=1) for each in rows))
 
 
 def described(recipe: Recipe) -> str:

@@ -2,52 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from simulations.runs.rows import LayerRow
 
 
-class NoiseRow(TypedDict, total=False):
-    """Noise norms of a round whose noise is correlated with that of others (see `simulations.reports.rounds`).
-
-    Attributes:
-        round: number of the round, from 1.
-        single: noise of the round's mean update.
-        so_far: noise of the model after the round.
-        same_schema, sampled: noise of the model after the round with independent noise; `sampled` is missing if no
-            such noise meets the budget.
-    """
-
-    round: int
-    single: float
-    so_far: float
-    same_schema: float
-    sampled: float
-
-
-class NoiseProcess(TypedDict, total=False):
-    """Noise over the rounds, if they are one mechanism."""
-
-    noise_process: str
-    correlated: bool
-    noise_over_rounds: list[NoiseRow]
-    error_of_the_model: dict[str, float]
-
-
-class Beliefs(TypedDict, total=False):
-    """A plan's assumptions about data that it has not read; empty if there were none."""
-
-    stated: str
-
-
-class InShares(TypedDict, total=False):
-    """Figures of noise in shares for a plan, with the epsilon of readers of released models."""
-
-    shares: dict[str, float]
-    readers_epsilon: float
-
-
-class PlanReport(NoiseProcess, Beliefs, InShares):
+class PlanReport(TypedDict):
     """The first round's plan of a recipe, and the cost of all rounds by both accountants.
 
     Attributes:
@@ -61,6 +21,11 @@ class PlanReport(NoiseProcess, Beliefs, InShares):
         sampling: units in a release, in words.
         epsilon_pld, epsilon_rdp: epsilon of the whole run; `inf` if the accountant has no bound.
         guarantee, guarantee_status, noise_reproducible: the guarantee.
+        stated: assumptions about data that the plan has not read, if there were any.
+        shares, readers_epsilon: figures of noise in shares, and the epsilon of readers of released models.
+        noise_process, correlated: noise over the rounds, if they are one mechanism.
+        noise_over_rounds: noise norms of some rounds by name (see `simulations.reports.rounds.NoiseOverRounds.rows`).
+        error_of_the_model: root mean squares over the rounds.
     """
 
     recipe: str
@@ -81,15 +46,13 @@ class PlanReport(NoiseProcess, Beliefs, InShares):
     guarantee: str
     guarantee_status: str
     noise_reproducible: bool
-
-
-class PartitionSizes(TypedDict):
-    """Examples per client, and the number of clients without any."""
-
-    min: int
-    median: float
-    max: int
-    empty: int
+    stated: NotRequired[str]
+    shares: NotRequired[dict[str, float]]
+    readers_epsilon: NotRequired[float]
+    noise_process: NotRequired[str]
+    correlated: NotRequired[bool]
+    noise_over_rounds: NotRequired[list[dict[str, float]]]
+    error_of_the_model: NotRequired[dict[str, float]]
 
 
 class PartitionReport(TypedDict):
@@ -97,7 +60,7 @@ class PartitionReport(TypedDict):
 
     Attributes:
         recipe, scheme, clients, classes: the divided data and the division.
-        sizes: examples per client.
+        sizes: examples per client: min, median and max, and as "empty" the number of clients without any.
         histogram: number of examples, [clients, classes].
         picture: file of the drawing.
     """
@@ -106,7 +69,7 @@ class PartitionReport(TypedDict):
     scheme: str
     clients: int
     classes: int
-    sizes: PartitionSizes
+    sizes: dict[str, float]
     histogram: list[list[int]]
     picture: str
 

@@ -40,6 +40,7 @@ _STYLE = {
     "font.size": 10.5,
     "axes.titlesize": 11,
     "axes.edgecolor": LIGHT["muted"],
+    "axes.formatter.useoffset": False,
     "axes.labelcolor": LIGHT["muted"],
     "axes.titlecolor": LIGHT["ink"],
     "axes.spines.top": False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Group
 from rich.markup import escape
@@ -46,14 +46,17 @@ def number(value: float) -> str:
 
 def summary(result: RunSummary) -> Group:
     """Final table, with claimed and proven figures."""
-    rows = facts([])
     run = f"{result['recipe']}  ({result['mechanism']}, {result['variant']}; engine {result['engine']})"
-    rows.add_row("recipe", escape(run))
     pace = f"  ({result['seconds_per_round']:.3f} s each)" if "seconds_per_round" in result else ""
-    rows.add_row("rounds", f"{result['rounds']}{pace}")
     name, value = headline(result)
-    rows.add_row(escape(f"test {name}"), f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})")
-    _add_spent(rows, result)
+    rows = facts(
+        [
+            ("recipe", escape(run)),
+            ("rounds", f"{result['rounds']}{pace}"),
+            (escape(f"test {name}"), f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})"),
+            *_spent(result),
+        ]
+    )
     if "readers_epsilon" in result:
         rows.add_row("epsilon of readers", number(result["readers_epsilon"]))
     if "audited_epsilon" in result:
@@ -74,14 +77,16 @@ def summary(result: RunSummary) -> Group:
 
 def exported(written: Exported) -> Table:
     """An export's file with its guarantee."""
-    rows = facts([])
-    rows.add_row("file", escape(f"{written['file']}  ({written['bytes']:,} bytes)"))
-    if written["metadata_file"]:
-        rows.add_row("metadata", escape(written["metadata_file"]))
-    rows.add_row(*_proven(written))
-    rows.add_row("guarantee", escape(written["guarantee"]))
-    rows.add_row("model sha256", written["model_sha256"])
-    return rows
+    beside = [("metadata", escape(written["metadata_file"]))] if written["metadata_file"] else []
+    return facts(
+        [
+            ("file", escape(f"{written['file']}  ({written['bytes']:,} bytes)")),
+            *beside,
+            _proven(written),
+            ("guarantee", escape(written["guarantee"])),
+            ("model sha256", written["model_sha256"]),
+        ]
+    )
 
 
 def epsilon_label(status: str) -> str:
@@ -89,9 +94,9 @@ def epsilon_label(status: str) -> str:
     return "epsilon conditional" if status == "conditional" else "epsilon proven"
 
 
-def _add_spent(rows: Table, result: Mapping[str, Any]) -> None:
-    rows.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
-    rows.add_row(*_proven(result))
+def _spent(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    claimed = f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}"
+    return [("epsilon claimed", claimed), _proven(result)]
 
 
 def _proven(result: Mapping[str, Any]) -> tuple[str, str]:
@@ -108,14 +113,17 @@ def _audited(result: Mapping[str, Any]) -> str:
 def application(result: Mapping[str, Any]) -> Panel:
     """Figures of an application: the spending, then the diagnostics of a simulation."""
     figures = result["diagnostics"]
-    rows = facts([("data", f"{result['data']}: {result['rows']:,} rows over {result['clients']} clients")])
-    rows.add_row("method", result.get("method") or f"{result['rule']}, {result['family']}")
-    _add_spent(rows, result)
-    rows.add_row("guarantee", escape(result["guarantee"]))
-    for name in ("objective", "optimum", "relative_error", "recovery_error", "variance_kept"):
-        if name in figures:
-            rows.add_row(f"{name.replace('_', ' ')} *", number(figures[name]))
-    rows.add_row("", "* compared with the data themselves: not released, not private")
+    names = ("objective", "optimum", "relative_error", "recovery_error", "variance_kept")
+    rows = facts(
+        [
+            ("data", f"{result['data']}: {result['rows']:,} rows over {result['clients']} clients"),
+            ("method", result.get("method") or f"{result['rule']}, {result['family']}"),
+            *_spent(result),
+            ("guarantee", escape(result["guarantee"])),
+            *((f"{name.replace('_', ' ')} *", number(figures[name])) for name in names if name in figures),
+            ("", "* compared with the data themselves: not released, not private"),
+        ]
+    )
     if "run" in result:
         rows.add_row("folder", result["run"])
     return Panel(rows, title=result["application"], title_align="left", expand=False)
@@ -172,11 +180,10 @@ def _noise_table(report: PlanReport) -> Table:
     heads = {"round": "round", "single": "one round", "so_far": "model", "same_schema": "independent",
              "sampled": "independent, secret draws"}  # fmt: skip
     shown = [key for key in heads if key in report["noise_over_rounds"][0]]
-    rows = cast(list[Mapping[str, float]], report["noise_over_rounds"])
     made = table(
         "noise norm, all layers: of one round's mean, and of the model so far",
         [heads[key] for key in shown],
-        [[number(row[key]) for key in shown] for row in rows],
+        [[number(row[key]) for key in shown] for row in report["noise_over_rounds"]],
     )
     made.add_row("all, rms", "", *map(number, report["error_of_the_model"].values()), style="bold")
     return made

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +34,7 @@ from simulations.config.messages import in_section
 from simulations.config.named_sections import Data, Model
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Risk as RiskSection
+from simulations.progress import OnProgress
 
 Errors = Literal["held-out", "training"]
 _BIASED = 500  # public examples that the weights for convergence are computed on
@@ -199,7 +199,7 @@ def measure(
     shape: tuple[int, ...] | None = None,
     clip: float = 1.0,
     seed: int | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: OnProgress | None = None,
 ) -> Findings:
     """Layer risk of a model's architecture. The function sees only its arguments, and so no private example.
 
@@ -229,9 +229,7 @@ def measure(
     return Findings(tuple(risks), public.source, len(x), min(members, len(x) - members), tuple(weights.tolist()))
 
 
-def risk_of(
-    recipe: Recipe, seed: int | None = None, progress: Callable[[int, int, str], None] | None = None
-) -> Findings:
+def risk_of(recipe: Recipe, seed: int | None = None, progress: OnProgress | None = None) -> Findings:
     """Layer risk of a recipe's model, by its section [risk] (see `measure`). docs/how-to/layer-risk.md has a run.
 
     Raises:

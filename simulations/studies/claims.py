@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simulations.reports.headline import is_share
 from simulations.studies import frames
-from simulations.studies.statistics import difference, holm, over_cells
+from simulations.studies.results import Sides, paired
+from simulations.studies.statistics import LEVEL, Difference, holm, over_cells
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 Outcome = Literal["reproduced", "refuted", "not decided"]
-_LEVEL = 0.05
 
 
 class Claim(BaseModel):
@@ -58,15 +57,14 @@ class Claim(BaseModel):
 
 
 @dataclass(frozen=True)
-class Checked:
+class Checked(Difference):
     """A claim with its result.
 
     Attributes:
+        mean, low, high, p, seeds: statistics of the difference, paired by seed over all its cells (see `Difference`).
+            NaN if fewer than two seeds have figures of both sides.
         says, paper, metric, expect: see `Claim`.
-        mean, low, high, p: statistics of the difference, paired by seed over all its cells (see `Difference`). NaN if
-            fewer than two seeds have figures of both sides.
         p_holm: p adjusted for the study's claims of a direction; 1 for "equal", which the interval decides.
-        seeds: number of pairs.
         outcome: see `check`.
     """
 
@@ -74,12 +72,7 @@ class Checked:
     paper: str
     metric: str
     expect: str
-    mean: float
-    low: float
-    high: float
-    p: float
     p_holm: float
-    seeds: int
     outcome: Outcome
 
     def found(self) -> str:
@@ -90,10 +83,6 @@ class Checked:
         mean, low, high = (f"{scale * value:+.3g}" for value in (self.mean, self.low, self.high))
         adjusted = "" if self.expect == "equal" else f", p {self.p_holm:.2g} after Holm's correction"
         return f"{self.metric} {mean}{unit}, 95 % interval {low} to {high}, {self.seeds} seeds{adjusted}"
-
-    def record(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def check(claims: Sequence[Claim], frame: DataFrame, keys: Sequence[str], headline: str) -> list[Checked]:
@@ -110,49 +99,38 @@ def check(claims: Sequence[Claim], frame: DataFrame, keys: Sequence[str], headli
         keys: see `Study.compared_keys`.
         headline: metric for claims that name none.
     """
-    found = [_pairs(claim, frame, keys, claim.metric or headline) for claim in claims]
-    tested = [difference(*pairs.T) if len(pairs) > 1 else None for pairs in found]
-    directed = [i for i, claim in enumerate(claims) if claim.expect != "equal" and tested[i] is not None]
-    adjusted = dict(zip(directed, holm([tested[i].p for i in directed]), strict=True))  # type: ignore[union-attr]
+    found = [_difference(claim, frame, keys, claim.metric or headline) for claim in claims]
+    directed = [i for i, claim in enumerate(claims) if claim.expect != "equal" and not math.isnan(found[i].mean)]
+    adjusted = dict(zip(directed, holm([found[i].p for i in directed]), strict=True))
     checked = []
-    for index, (claim, one, pairs) in enumerate(zip(claims, tested, found, strict=True)):
-        mean, low, high, p = (math.nan,) * 4 if one is None else (one.mean, one.low, one.high, one.p)
+    for index, (claim, one) in enumerate(zip(claims, found, strict=True)):
         p_holm = adjusted.get(index, 1.0)
         checked.append(Checked(
-            claim.says, claim.paper, claim.metric or headline, claim.expect, mean, low, high, p, p_holm, len(pairs),
-            _outcome(claim, mean, low, high, p_holm),
+            **vars(one), says=claim.says, paper=claim.paper, metric=claim.metric or headline, expect=claim.expect,
+            p_holm=p_holm, outcome=_outcome(claim, one, p_holm),
         ))  # fmt: skip
     return checked
 
 
-def _outcome(claim: Claim, mean: float, low: float, high: float, p: float) -> Outcome:
-    if math.isnan(mean):
+def _outcome(claim: Claim, found: Difference, p: float) -> Outcome:
+    if math.isnan(found.mean):
         return "not decided"
     if claim.expect == "equal":
-        if -claim.margin < low and high < claim.margin:
+        if -claim.margin < found.low and found.high < claim.margin:
             return "reproduced"
-        return "refuted" if low > claim.margin or high < -claim.margin else "not decided"
-    if p >= _LEVEL:
+        return "refuted" if found.low > claim.margin or found.high < -claim.margin else "not decided"
+    if p >= LEVEL:
         return "not decided"
-    return "reproduced" if (mean > 0) == (claim.expect == "higher") else "refuted"
+    return "reproduced" if (found.mean > 0) == (claim.expect == "higher") else "refuted"
 
 
-def _pairs(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str) -> np.ndarray:
-    """Figures of both sides, means over the cells that both have, [seeds, 2]; see `over_cells`."""
+def _difference(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str) -> Difference:
+    """Difference of the claim's sides over the cells that both have."""
     own = frames.at(frame, claim.at)
-    first, second = {"method": claim.a}, {"method": claim.b}
+    sides: Sides = ("method", claim.a, claim.b)
     if claim.along is not None:
         values = [value for value in own[claim.along].tolist() if frames.name_of(value) != "none"]
-        first, second = ({"method": claim.a, claim.along: values[place]} for place in (-1, 0)) if values else ({}, {})
-    shared = [key for key in keys if key != claim.along]
-    sides = []
-    for side in (first, second):
-        rows = frames.at(own, side)
-        rows = rows[np.isfinite(rows[metric].astype(float))]
-        sides.append(
-            {
-                (row["seed"], *(frames.name_of(row[key]) for key in shared)): float(row[metric])
-                for row in rows.to_dict("records")
-            }
-        )
-    return over_cells((cell[0], own, sides[1][cell]) for cell, own in sides[0].items() if cell in sides[1])
+        own = frames.at(own, {"method": claim.a})
+        sides = (claim.along, *((values[-1], values[0]) if values else (None, None)))
+    cells = frames.cells_of(own, [key for key in keys if key != claim.along], {})
+    return over_cells(row for cell in cells for row in paired(own, cell, sides, metric)[0].itertuples(name=None))

@@ -76,7 +76,7 @@ def study(
         "recipe": parsed.recipe,
         "set": parsed.set,
         "grid": parsed.grid,
-        "claims": [one.record() for one in checked],
+        "claims": [vars(one) for one in checked],
         **records.kept(found.records, [metric] if parsed.x == "round" else []),
     }
     files_told = _write(found, kept, parsed.metrics, parsed.x, metric)

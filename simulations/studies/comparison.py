@@ -91,11 +91,10 @@ def _leads(found: Study, done: DataFrame, first: str, other: str) -> list[Row]:
     leads = []
     for cell in frames.cells_of(done, found.compared_keys, {}):
         for metric in (found.headline, *_NOISES, "claimed_epsilon"):
-            both = paired(done, cell, ("method", first, other), metric)
-            if both is not None:
-                leads.append(
-                    {"method": other, **cell, "metric": metric, **asdict(difference(both[0]["a"], both[0]["b"]))}
-                )
+            both, _ = paired(done, cell, ("method", first, other), metric)
+            if len(both) > 1:
+                lead = asdict(difference(both["a"], both["b"]))
+                leads.append({"method": other, **cell, "metric": metric, **lead})
     return leads
 
 

@@ -56,19 +56,19 @@ def draw(
     axes = figure.subplots()
     ticks = _values(data, over)
     numeric = all(map(frames.is_number, ticks))
-    for index, value in enumerate(_all_values(data, hue)):
+    for index, value in enumerate(frames.values_of(data, hue)):
         label = str(labels.get(str(value), value))
-        own = frames.at(data, {hue: value})
-        lines = {point: frames.at(own, {over: point})[y].astype(float).dropna() for point in ticks}
-        flat = own[[frames.name_of(point) == "none" for point in own[over]]][y].astype(float).dropna()
-        if not any(len(found) for found in lines.values()):
-            if len(flat):  # what no value of the key changes, such as a budget without privacy
-                axes.axhline(flat.mean(), color=f"C{index}", linestyle=":", label=label)
+        own = frames.at(data, {hue: value}).dropna(subset=y)
+        if own.empty:
             continue
-        places = [(place, found) for place, found in lines.items() if len(found)]
-        at = np.array([place if numeric else ticks.index(place) for place, _ in places], dtype=float)
-        mean = np.array([found.mean() for _, found in places])
-        low, high = np.array([_reach(found.to_numpy(), spread) for _, found in places]).T
+        found = {tick: frames.at(own, {over: tick})[y].to_numpy(dtype=float) for tick in ticks}
+        found = {tick: figures for tick, figures in found.items() if len(figures)}
+        if not found:  # what no value of the key changes, such as a budget without privacy
+            axes.axhline(own[y].mean(), color=f"C{index}", linestyle=":", label=label)
+            continue
+        at = np.array([tick if numeric else ticks.index(tick) for tick in found], dtype=float)
+        mean = np.array([figures.mean() for figures in found.values()])
+        low, high = np.array([_reach(figures, spread) for figures in found.values()]).T
         if over == "round":
             axes.plot(at, mean, color=f"C{index}", label=label)
             axes.fill_between(at, low, high, color=f"C{index}", alpha=0.15, linewidth=0)
@@ -91,11 +91,7 @@ def draw(
 
 
 def _values(frame: DataFrame, key: str) -> list[Any]:
-    return [value for value in _all_values(frame, key) if frames.name_of(value) != "none"] if key in frame else []
-
-
-def _all_values(frame: DataFrame, key: str) -> list[Any]:
-    return [cell[key] for cell in frames.cells_of(frame, [key], {})]
+    return [value for value in frames.values_of(frame, key) if frames.name_of(value) != "none"]
 
 
 def _reach(values: np.ndarray, spread: str) -> tuple[float, float]:

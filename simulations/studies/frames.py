@@ -102,6 +102,11 @@ def cells_of(frame: DataFrame, keys: list[str], values: Mapping[str, Any]) -> It
             yield cell
 
 
+def values_of(frame: DataFrame, key: str) -> list[Any]:
+    """The values of a column, each once, in order."""
+    return [cell[key] for cell in cells_of(frame, [key], {})]
+
+
 def at(frame: DataFrame, values: Mapping[str, Any]) -> DataFrame:
     """The rows that have these values."""
     chosen = np.ones(len(frame), dtype=bool)

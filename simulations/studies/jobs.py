@@ -6,17 +6,16 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from fedlgm.errors import ConfigError, alternatives
+from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from simulations.config import recipe as recipes
 from simulations.config.fingerprints import object_digest
 from simulations.config.grids import listed
-from simulations.config.messages import OPTIONS, keys_like
 from simulations.config.overrides import Overrides, override, settings
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
@@ -131,8 +130,11 @@ def grid_jobs(
     """
     axes = {key: listed(f"grid[{key!r}]", values) for key, values in grid.items() if key != "mechanism"}
     for key in axes:
-        if key != MODEL:
-            _check_key(key)
+        if not isinstance(key, str):
+            raise ConfigError(f"grid[{key!r}]: a recipe has no such key; its keys are texts, such as 'training.lr'")
+        if key in _NO_AXIS:
+            named = _RESERVED[key][1] if key in _RESERVED else "overrides"
+            raise ConfigError(f"grid[{key!r}]: the runs of a study are named by it, so it comes from {named}")
     networks = networks_of(axes.get(MODEL, ()))
     if networks:
         if own.model is not None:
@@ -184,12 +186,14 @@ def planned(
         option = key.removeprefix("mechanism.")
         if not any(option in names for names in known.values()):
             raise ConfigError(f"--set {key}: none of {', '.join(known)} has the option {option}")
+    # A value that is given twice would only double the seeds of its cell.
+    distinct = {key: [v for i, v in enumerate(values) if v not in values[:i]] for key, values in axes.items()}
     made: list[Job] = []
     why: ConfigError | None = None
     for method in methods:
-        meant = {key: values if _means(key, method, known) else (None,) for key, values in axes.items()}
-        for values in itertools.product(*(_once(values) for values in meant.values())):
-            point = dict(zip(meant, values, strict=True))
+        meant = [distinct[key] if _means(key, method, known) else (None,) for key in axes]
+        for values in itertools.product(*meant):
+            point = dict(zip(axes, values, strict=True))
             for repetition in seeds:
                 shown = ({"mechanism": method.label} if labelled else {}) | point
                 job = Job(method.label, repetition, base, _folder(method, point, repetition), shown)
@@ -232,7 +236,7 @@ def _made(
 ) -> Job:
     """The job with its own recipe, made from the study's, and with its objects."""
     base = job.recipe
-    raw = _raw(base, method, known, {key: v for key, v in options.items() if key.removeprefix("mechanism.") in known})
+    raw = _raw(base, method, {key: v for key, v in options.items() if key.removeprefix("mechanism.") in known})
     if MODEL in point:
         own = networks[point[MODEL]].into(raw, own)
     override(raw, method.changes)
@@ -248,7 +252,7 @@ def _made(
     return replace(job, recipe=recipes.validate(raw), own=used)
 
 
-def _raw(base: Recipe, method: Method, known: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
+def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
     """The base recipe with another mechanism, which keeps the options that it has."""
     raw = base.model_dump(exclude_none=True)
     if method.mechanism is not None:
@@ -287,35 +291,6 @@ def _means(key: str, method: Method, known: Mapping[str, set[str]]) -> bool:
     if key == "privacy.epsilon":
         return method.private
     return not key.startswith("mechanism.") or key.removeprefix("mechanism.") in known[method.label]
-
-
-def _once(values: Sequence[Any]) -> Iterator[Any]:
-    """Distinct values, since a duplicate value would only double the seeds of its cell."""
-    seen: list[Any] = []
-    for value in values:
-        if value not in seen:
-            seen.append(value)
-            yield value
-
-
-def _check_key(key: Any) -> None:
-    """Refuse a key of a grid that no recipe has, or that a study sets."""
-    if key in _NO_AXIS:
-        raise ConfigError(f"grid[{key!r}]: the runs of a study are named by it, so it comes from {_RESERVED[key][1]}")
-    section, _, name = str(key).partition(".")
-    kind = recipes.sections().get(section)
-    if kind is None or not name:
-        like = keys_like(str(key), Recipe)
-        known = [
-            "mechanism",
-            MODEL,
-            *(f"{one}.{own}" for one, its in recipes.sections().items() for own in its.model_fields),
-        ]
-        hint = f"did you mean {' or '.join(map(repr, like))}?" if like else alternatives(key, known)
-        raise ConfigError(f"grid[{key!r}]: a recipe has no such key; {hint}")
-    if name not in kind.model_fields and section not in OPTIONS:
-        known = [f"{section}.{own}" for own in kind.model_fields]
-        raise ConfigError(f"grid[{key!r}]: a recipe has no such key; {alternatives(key, known)}")
 
 
 def _key(text: str) -> str:

@@ -17,10 +17,13 @@ from simulations.config.recipe import Recipe
 PLAIN: dict[Unit, tuple[str, ...]] = {"client": ("uniform", "gaussian"), "example": ("dp-sgd", "auto-s")}
 """Mechanisms with which a recipe's own mechanism is compared by default."""
 
-_FORMS = (
-    "an entry of grid['mechanism'] is a name, 'name:variant', 'package.module:Class', a mechanism or a class of them, "
-    "or (label, one of these[, {option: value}])"
-)
+FORMS = {
+    "mechanism": "an entry of grid['mechanism'] is a name, 'name:variant', 'package.module:Class', a mechanism or a "
+    "class of them, or (label, one of these[, {option: value}])",
+    "model": "an entry of grid['model'] is a name, 'package.module:Class', a module, a class or function that makes "
+    "one, or (label, one of these[, {option: value}])",
+}
+"""Entries of a grid's lists of objects, by its key."""
 
 
 @dataclass(frozen=True)
@@ -54,44 +57,24 @@ class Method:
             >>> Method.of(("plain", "gaussian")).label
             'plain'
         """
-        entry = opened(entry, "mechanism")
-        if isinstance(entry, (tuple, list)):
-            label, what, given = (*entry, {}) if len(entry) == 2 else entry if len(entry) == 3 else (None, None, None)
-            if not isinstance(label, str) or not isinstance(given, Mapping):
-                raise ConfigError(f"{_FORMS}; got {entry!r}")
-            return cls._labelled(label, what, given)
-        if isinstance(entry, str):
-            options(entry)
-            return cls(entry, *named(entry))
-        if isinstance(entry, type) and issubclass(entry, Mechanism):
-            entry = _made(entry, {})
-        if isinstance(entry, Mechanism):
-            return cls._of_object(None, entry)
-        raise ConfigError(f"{_FORMS}; got {entry!r}")
-
-    @classmethod
-    def _labelled(cls, label: str, what: Any, given: Mapping[str, Any]) -> Method:
+        label, what, given = opened(entry, "mechanism")
         further = {key: value for key, value in given.items() if "." in key}  # keys of the recipe
         own = {key: value for key, value in given.items() if "." not in key}
         if isinstance(what, type) and issubclass(what, Mechanism):
-            return cls._of_object(label, _made(what, own), further)
+            what, own = _made(what, own), {}
         if isinstance(what, Mechanism):
             if own:
                 raise ConfigError(f"{label!r}: an object has its options already, got {sorted(own)}")
-            return cls._of_object(label, what, further)
+            name = what.name.strip("<>")
+            return cls(label or _shown(name, what.variant), name, what.variant, further, what)
         if not isinstance(what, str):
-            raise ConfigError(f"{_FORMS}; got {what!r} for {label!r}")
+            raise ConfigError(f"{FORMS['mechanism']}; got {entry!r}")
         known = options(what)
         for key in own:
             if key not in known:
                 raise ConfigError(f"{label!r}: {what} has no option {key!r}; its options: {', '.join(known)}")
-        return cls(label, *named(what), {f"mechanism.{key}": value for key, value in own.items()} | further)
-
-    @classmethod
-    def _of_object(cls, label: str | None, mechanism: Mechanism, further: Mapping[str, Any] | None = None) -> Method:
-        own = mechanism.name.strip("<>")
-        shown = own if mechanism.variant == "sound" else f"{own}:{mechanism.variant}"
-        return cls(label or shown, own, mechanism.variant, further or {}, mechanism)
+        changes = {f"mechanism.{key}": value for key, value in own.items()} | further
+        return cls(label or what, *named(what), changes)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -106,25 +89,30 @@ class Method:
         return mechanisms.is_private(self.name)
 
 
-def opened(entry: Any, key: str) -> Any:
-    """A study file's table as (label, name, options); any other entry unchanged.
+def opened(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
+    """Label, object or name, and options of an entry: a study file's table, a tuple, or an object without a label.
 
     Args:
         entry: an entry of the grid's `key`.
         key: "mechanism" or "model".
 
     Raises:
-        ConfigError: the table has other keys.
+        ConfigError: the table has other keys, or the tuple another form.
 
     Example:
         >>> opened({"label": "wide", "name": "mlp"}, "model"), opened("mlp", "model")
-        (('wide', 'mlp', {}), 'mlp')
+        (('wide', 'mlp', {}), (None, 'mlp', {}))
     """
-    if not isinstance(entry, Mapping):
-        return entry
-    if not {"label", "name"} <= entry.keys() <= {"label", "name", "options"}:
-        raise ConfigError(f"a table in grid.{key} has label, name and options, got {sorted(entry)}")
-    return entry["label"], entry["name"], entry.get("options", {})
+    if isinstance(entry, Mapping):
+        if not {"label", "name"} <= entry.keys() <= {"label", "name", "options"}:
+            raise ConfigError(f"a table in grid.{key} has label, name and options, got {sorted(entry)}")
+        entry = entry["label"], entry["name"], entry.get("options", {})
+    if not isinstance(entry, (tuple, list)):
+        return None, entry, {}
+    label, what, options = (*entry, {}) if len(entry) == 2 else entry if len(entry) == 3 else (None, None, None)
+    if not isinstance(label, str) or not isinstance(options, Mapping):
+        raise ConfigError(f"{FORMS[key]}; got {entry!r}")
+    return label, what, options
 
 
 def methods_of(entries: Iterable[Any]) -> list[Method]:
@@ -185,5 +173,8 @@ def usual(recipe: Recipe) -> tuple[str, ...]:
 
 def own_name(recipe: Recipe) -> str:
     """The recipe's own mechanism, as a method."""
-    section = recipe.mechanism
-    return section.name if section.variant == "sound" else f"{section.name}:{section.variant}"
+    return _shown(recipe.mechanism.name, recipe.mechanism.variant)
+
+
+def _shown(name: str, variant: str) -> str:
+    return name if variant == "sound" else f"{name}:{variant}"

@@ -10,12 +10,8 @@ from fedlgm import models
 from fedlgm.errors import ConfigError, alternatives
 from fedlgm.extension import object_name
 from simulations.config.own import Own
-from simulations.studies.methods import opened
+from simulations.studies.methods import FORMS, opened
 
-_FORMS = (
-    "an entry of grid['model'] is a name, 'package.module:Class', a module, a class or function that makes one, or "
-    "(label, one of these[, {option: value}])"
-)
 _SECTION = ("weights", "adapters")  # keys of [model] for every model
 
 
@@ -44,25 +40,18 @@ class Network:
             >>> Network.of(("wide", "mlp", {"hidden": [64]}))
             Network(label='wide', what='mlp', options={'hidden': [64]})
         """
-        entry = opened(entry, "model")
-        if isinstance(entry, str):
-            models.options(entry)
-            return cls(entry, entry)
-        if callable(entry):
-            return cls(object_name(entry).strip("<>"), entry)
-        if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3) or not isinstance(entry[0], str):
-            raise ConfigError(f"{_FORMS}; got {entry!r}")
-        made = cls(*entry)
-        named = isinstance(made.what, str)
-        if not (named or callable(made.what)) or not isinstance(made.options, Mapping):
-            raise ConfigError(f"{_FORMS}; got {entry!r}")
-        if made.options and not named:
-            raise ConfigError(f"{made.label!r}: an object has its options already, got {sorted(made.options)}")
-        known = (*models.options(made.what), *_SECTION) if named else ()
-        for key in made.options:
-            if key not in known:
-                raise ConfigError(f"{made.label!r}: {made.what} has no option {key!r}; {alternatives(key, known)}")
-        return made
+        label, what, options = opened(entry, "model")
+        if isinstance(what, str):
+            known = (*models.options(what), *_SECTION)
+            for key in options:
+                if key not in known:
+                    raise ConfigError(f"{label!r}: {what} has no option {key!r}; {alternatives(key, known)}")
+            return cls(label or what, what, options)
+        if not callable(what):
+            raise ConfigError(f"{FORMS['model']}; got {entry!r}")
+        if options:
+            raise ConfigError(f"{label!r}: an object has its options already, got {sorted(options)}")
+        return cls(label or object_name(what).strip("<>"), what)
 
     def into(self, raw: dict[str, Any], own: Own) -> Own:
         """Replace the [model] section of a recipe's plain values, except its seed, and return the run's objects."""

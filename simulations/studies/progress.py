@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 from tqdm import tqdm
 
@@ -21,15 +20,11 @@ class Line:
     Args:
         todo: the runs.
         shown: whether to write anything.
-        stream: output stream.
-        live: whether to write before the end; by default in terminals and notebooks.
     """
 
-    def __init__(
-        self, todo: Sequence[Job], shown: bool = True, stream: TextIO | None = None, live: bool | None = None
-    ) -> None:
-        self._stream, self._shown = stream or sys.stderr, shown
-        live = self._stream.isatty() or "ipykernel" in sys.modules if live is None else live
+    def __init__(self, todo: Sequence[Job], shown: bool = True) -> None:
+        self._stream, self._shown = sys.stderr, shown
+        live = self._stream.isatty() or "ipykernel" in sys.modules
         self._rounds = {job.folder: 0 for job in todo}
         self._ended: set[str] = set()
         self._bar = tqdm(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedlgm.errors import ConfigError
-from fedlgm.privacy.plain import plain_number
 from simulations.config.assembly import Assembly
 from simulations.runs import strict_json
 from simulations.studies import frames
@@ -110,15 +109,11 @@ class RunRecords:
             return None
         search = self.before.search
         table = frames.cells(self._frame(self.before.jobs), self.keys, [self.headline])
-        chosen = {(job.method, *(repr(job.point.get(key)) for key in self.keys[1:])) for job in self.jobs}
-        table["chosen"] = [
-            (row["method"], *(repr(plain_number(row[key])) for key in self.keys[1:])) in chosen
-            for _, row in table.iterrows()
-        ]
-        table["edge"] = [
-            ", ".join(search.edges(search.at({key: plain_number(row[key]) for key in search.axes})))
-            for _, row in table.iterrows()
-        ]
+        chosen = {(job.method, *(frames.name_of(job.point.get(key)) for key in self.keys[1:])) for job in self.jobs}
+        rows = table.to_dict("records")
+        names = [tuple(frames.name_of(row[key]) for key in self.keys) for row in rows]
+        table["chosen"] = [name in chosen for name in names]
+        table["edge"] = [", ".join(search.edges(search.at(row))) for row in rows]
         return table
 
     def _frame(self, jobs: Sequence[Job]) -> DataFrame:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,15 @@ from fedlgm.privacy.guarantee import caveat_of
 from simulations.studies import frames, joint
 from simulations.studies.records import KeptRecords, Records
 from simulations.studies.rows import JointCost
-from simulations.studies.statistics import Difference, difference, holm, over_cells
+from simulations.studies.statistics import LEVEL, Difference, difference, holm, over_cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-_LEVEL = 0.05
+
+Sides = tuple[str, Any, Any]
+"""Compared sides: a key, and two of its values."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -223,10 +224,8 @@ class Study:
         if by not in self.keys:
             raise ConfigError(f"by: {by!r} is not a key of this study; it has {', '.join(self.keys)}")
         for label in (a, b):
-            if label not in (known := self._frame[by].tolist()):
-                raise ConfigError(
-                    f"no {by} {label!r} in this study; it has {', '.join(map(str, dict.fromkeys(known)))}"
-                )
+            if label not in (known := frames.values_of(self._frame, by)):
+                raise ConfigError(f"no {by} {label!r} in this study; it has {', '.join(map(str, known))}")
         frames.check_metric(self._frame, frames.metrics_of(self._frame, self.keys), name)
         others = self.compared_keys if by == "method" else ["method", *(key for key in self.compared_keys if key != by)]
         return _differences(self._frame, self.records.beside, (by, a, b), name, others, at or {})
@@ -275,7 +274,7 @@ class Study:
 def _differences(
     frame: DataFrame,
     shifted: Sequence[DataFrame] | None,
-    sides: tuple[str, Any, Any],
+    sides: Sides,
     metric: str,
     own: list[str],
     at: Mapping[str, Any],
@@ -285,18 +284,17 @@ def _differences(
     for key, value in at.items():
         if key not in own:
             raise ConfigError(f"at: {key!r} is not a key of the grid; it has {', '.join(own) or 'no other'}")
-        known = [cell[key] for cell in frames.cells_of(frame, [key], {})]
+        known = frames.values_of(frame, key)
         if frames.name_of(value) not in map(frames.name_of, known):
             raise ConfigError(f"at: no {key} = {value!r} in this study; it has {', '.join(map(str, known))}")
     rows, pairs = [], []
     for cell in frames.cells_of(frame, own, at):
-        found = paired(frame, cell, sides, metric)
-        if found is None:
+        both, epsilons = paired(frame, cell, sides, metric)
+        if len(both) < 2:
             continue
-        both, epsilons = found
         tested = difference(both["a"], both["b"])
-        beside = [paired(other, cell, sides, metric) for other in shifted or ()]
-        held = all(one is not None and _same_sign(difference(one[0]["a"], one[0]["b"]), tested) for one in beside)
+        beside = [paired(other, cell, sides, metric)[0] for other in shifted or ()]
+        held = all(len(one) > 1 and _same_sign(difference(one["a"], one["b"]), tested) for one in beside)
         rows.append({
             **cell, "mean": tested.mean, "low": tested.low, "high": tested.high, "p": tested.p, "p_holm": 1.0,
             "seeds": tested.seeds, "left_out": (left_out := _left_out(frame, cell, sides, both)),
@@ -307,33 +305,26 @@ def _differences(
         raise ConfigError(f"{sides[1]!r} and {sides[2]!r} have no cell with at least two seeds of both: run more seeds")
     cells = pd.DataFrame(rows)
     cells["p_holm"] = holm(cells["p"].tolist())
-    cells["claimed"] &= cells["p_holm"] < _LEVEL
-    means = over_cells(pairs)
-    whole = difference(*means.T) if len(means) > 1 else Difference(*(math.nan,) * 4, len(means))
-    return StudyDifference(**vars(whole), cells=cells)
+    cells["claimed"] &= cells["p_holm"] < LEVEL
+    return StudyDifference(**vars(over_cells(pairs)), cells=cells)
 
 
-def _left_out(frame: DataFrame, cell: Mapping[str, Any], sides: tuple[str, Any, Any], both: DataFrame) -> int:
+def _left_out(frame: DataFrame, cell: Mapping[str, Any], sides: Sides, both: DataFrame) -> int:
     """Number of a cell's seeds of which one side has no figure."""
     by, *values = sides
     return len({seed for value in values for seed in frames.at(frame, {by: value, **cell})["seed"]} - {*both.index})
 
 
 def _same_sign(found: Difference, wanted: Difference) -> bool:
-    return found.p < _LEVEL and found.mean * wanted.mean > 0
+    return found.p < LEVEL and found.mean * wanted.mean > 0
 
 
-def paired(
-    frame: DataFrame, cell: Mapping[str, Any], sides: tuple[str, Any, Any], metric: str
-) -> tuple[DataFrame, list[float]] | None:
-    """Figures "a" and "b" of both sides in a cell, by seed, and their proven epsilons; None for fewer than two seeds.
-
-    The sides are given as a key and two of its values.
-    """
+def paired(frame: DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str) -> tuple[DataFrame, list[float]]:
+    """Figures "a" and "b" of both sides in a cell, for the seeds that both have, and their proven epsilons."""
     import pandas as pd
 
     if metric not in frame:  # a frame without runs
-        return None
+        return pd.DataFrame(columns=["a", "b"]), []
     by, *values = sides
     figures, epsilons = [], []
     for value in values:
@@ -341,5 +332,4 @@ def paired(
         rows = rows[np.isfinite(rows[metric].astype(float))]
         figures.append(rows.set_index("seed")[metric].astype(float))
         epsilons.append(float(rows["epsilon"].max()) if len(rows) else float("nan"))
-    both = pd.concat(figures, axis=1, keys=["a", "b"], join="inner")
-    return None if len(both) < 2 else (both, epsilons)
+    return pd.concat(figures, axis=1, keys=["a", "b"], join="inner"), epsilons

@@ -75,23 +75,11 @@ def run(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot make the folder {out}: {error.strerror}") from error
-    ended = {job.folder: Ended(job.refused, ConfigError(job.refused)) for job in todo if job.refused}
-    left = []
-    for job in todo:
-        if not job.refused and (workers == 1 or not _unfinished(job, out)):
-            ended[job.folder] = bring(job, out, engine, on_row)
-        elif not job.refused:
-            left.append(job)
-            continue
+    ended = {}
+    for job, how in _outcomes(todo, out, engine, on_row, workers):
+        ended[job.folder] = how
         if on_end is not None:
             on_end(job)
-    if left:
-        if engine != "local":
-            raise ConfigError(f"engine {engine!r} spreads each run over the machine: leave out workers, or the engine")
-        for job, how in _elsewhere(left, out, workers):
-            ended[job.folder] = how
-            if on_end is not None:
-                on_end(job)
     refusals = [how.refused for how in ended.values() if how.refused is not None]
     if len(refusals) == len(todo):
         if not there:
@@ -103,6 +91,8 @@ def run(
 
 def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = None) -> Ended:
     """Complete one run; the arguments and errors are those of `run`."""
+    if job.refused:
+        return Ended(job.refused, ConfigError(job.refused))
     path = out / job.folder
     if path.is_dir() and all(inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")):
         shutil.rmtree(path)  # empty folders alone; whatever holds a file may be a run's, which has spent something
@@ -111,31 +101,28 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
         if on_row is not None:
             on_row(job, row)
 
-    if not path.exists():
-        try:
-            launch.simulate(job.recipe, engine=engine, run_dir=path, progress=report, own=job.own)
-        except FedlgmError as error:
-            if isinstance(error, LedgerError):
-                raise
-            return Ended(str(error), None if path.exists() else error)
-        return Ended()
-    folder = RunFolder.open(path)
-    if not _same(folder.recipe(), job.recipe):
-        raise ConfigError(
-            f"{path} holds a different run from the requested one: choose another --out (in Python: folder)"
-        )
-    for row in folder.rows():
-        report(row)
-    diverged = folder.diverged.read()
-    if diverged is not None:
-        folder.verify()
-        return Ended(str(diverged))
+    started = path.exists()
+    if started:
+        folder = RunFolder.open(path)
+        if not _same(folder.recipe(), job.recipe):
+            raise ConfigError(
+                f"{path} holds a different run from the requested one: choose another --out (in Python: folder)"
+            )
+        for row in folder.rows():
+            report(row)
+        diverged = folder.diverged.read()
+        if diverged is not None:
+            folder.verify()
+            return Ended(str(diverged))
     try:
-        launch.resume(path, engine=engine, progress=report, own=job.own)
+        if started:
+            launch.resume(path, engine=engine, progress=report, own=job.own)
+        else:
+            launch.simulate(job.recipe, engine=engine, run_dir=path, progress=report, own=job.own)
     except LedgerError:
         raise
     except FedlgmError as error:
-        return Ended(str(error))
+        return Ended(str(error), None if path.exists() else error)
     return Ended()
 
 
@@ -144,19 +131,26 @@ def _unfinished(job: Job, out: Path) -> bool:
     return not ((path / "result.json").is_file() or (path / "diverged.json").is_file())
 
 
-def _elsewhere(todo: Sequence[Job], out: Path, workers: int | str) -> Iterator[tuple[Job, Ended]]:
-    """Yield the runs with their outcomes, as they end in other processes."""
+def _outcomes(
+    todo: Sequence[Job], out: Path, engine: str, on_row: OnRow | None, workers: int | str
+) -> Iterator[tuple[Job, Ended]]:
+    """Yield the runs with their outcomes: those that need no other process, then the others, as they end."""
     from simulations.studies import processes
 
-    if isinstance(workers, str):
-        yield from processes.on_cluster(todo, out.resolve(), workers)
-    else:
-        yield from processes.on_this_machine(todo, out.resolve(), min(workers, len(todo)))
+    away = {} if workers == 1 else {job.folder: job for job in todo if not job.refused and _unfinished(job, out)}
+    if away and engine != "local":
+        raise ConfigError(f"engine {engine!r} spreads each run over the machine: leave out workers, or the engine")
+    for job in todo:
+        if job.folder not in away:
+            yield job, bring(job, out, engine, on_row)
+    if away and isinstance(workers, str):
+        yield from processes.on_cluster(list(away.values()), out.resolve(), workers)
+    elif away and not isinstance(workers, str):
+        yield from processes.on_this_machine(list(away.values()), out.resolve(), min(workers, len(away)))
 
 
 def _same(stored: Recipe, wanted: Recipe) -> bool:
     """Whether a stored run is the requested one; an "auto" may have been resolved when it started."""
-    wanted = wanted.model_copy(update={"title": stored.title})  # words
     settled_at_start = (
         ("training", "vectorize"),
         ("training", "compile"),
@@ -164,9 +158,9 @@ def _same(stored: Recipe, wanted: Recipe) -> bool:
         ("training", "device"),
         ("privacy", "noise_backend"),
     )
+    found, asked = stored.model_dump(), wanted.model_dump()
+    asked["title"] = found["title"]  # words
     for section, key in settled_at_start:
-        own = getattr(wanted, section)
-        if getattr(own, key) == "auto":
-            settled = own.model_copy(update={key: getattr(getattr(stored, section), key)})
-            wanted = wanted.model_copy(update={section: settled})
-    return stored == wanted
+        if asked[section][key] == "auto":
+            asked[section][key] = found[section][key]
+    return found == asked

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +55,6 @@ class Search:
     def repetitions(self) -> range:
         """Numbers of the search's repetitions."""
         return range(FIRST_SEED, FIRST_SEED + self.seeds)
-
-    def points(self) -> Iterator[Point]:
-        """Every combination of values, in order."""
-        return itertools.product(*self.axes.values())
 
     def at(self, point: Mapping[str, Any]) -> Point:
         """A run's point in the search."""

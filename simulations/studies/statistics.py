@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments
 
+LEVEL = 0.05
+"""Level of every test."""
 _ROUNDING = 1e-12
 """Relative difference of two float64 figures that is rounding."""
 
@@ -83,11 +86,11 @@ def difference(a: Any, b: Any) -> Difference:
         fixed = len(pairs) > 4 and _equal(first) and _equal(second)
         p = 1.0 if mean == 0 else 0.0 if fixed else 2.0 ** (1 - len(pairs))
         return Difference(mean, mean, mean, p, len(pairs))
-    from scipy.special import stdtr, stdtrit  # Student's law; imported where it is needed, since it takes a moment
+    from scipy.stats import ttest_1samp  # imported where it is needed, since it takes a moment
 
-    freedom, error = len(pairs) - 1, float(pairs.std(ddof=1)) / len(pairs) ** 0.5
-    reach = float(stdtrit(freedom, 0.975)) * error
-    return Difference(mean, mean - reach, mean + reach, float(2 * stdtr(freedom, -abs(mean) / error)), len(pairs))
+    tested = ttest_1samp(pairs, 0.0)
+    low, high = tested.confidence_interval(0.95)
+    return Difference(mean, float(low), float(high), float(tested.pvalue), len(pairs))
 
 
 def _equal(values: np.ndarray) -> bool:
@@ -95,22 +98,27 @@ def _equal(values: np.ndarray) -> bool:
     return bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
 
 
-def over_cells(figures: Iterable[tuple[Any, float, float]]) -> np.ndarray:
-    """Both sides' means over the cells of a grid, for each seed with the largest number of cells, [seeds, 2].
+def over_cells(figures: Iterable[tuple[Any, float, float]]) -> Difference:
+    """Difference of both sides' means over the cells of a grid, for the seeds with the largest number of cells.
 
     Args:
         figures: (seed, figure of one side, figure of the other) of every cell and seed that both sides have.
 
+    Returns:
+        The difference, NaN for fewer than two such seeds.
+
     Example:
-        >>> over_cells([(0, 1.0, 0.0), (1, 2.0, 0.0), (1, 4.0, 2.0)]).tolist()
-        [[3.0, 1.0]]
+        >>> over_cells([(0, 1.0, 0.0), (1, 2.0, 0.0), (1, 4.0, 2.0), (2, 1.0, 0.0), (2, 3.0, 0.0)]).mean
+        2.0
+        >>> over_cells([(0, 1.0, 0.0), (1, 2.0, 0.0), (1, 4.0, 2.0)])
+        Difference(mean=nan, low=nan, high=nan, p=nan, seeds=1)
     """
     by_seed: dict[Any, list[tuple[float, float]]] = {}
     for seed, *sides in figures:
         by_seed.setdefault(seed, []).append((sides[0], sides[1]))
     most = max(map(len, by_seed.values()), default=0)
     means = [np.mean(by_seed[seed], axis=0) for seed in sorted(by_seed) if len(by_seed[seed]) == most]
-    return np.array(means).reshape(-1, 2)
+    return difference(*np.array(means).T) if len(means) > 1 else Difference(*(math.nan,) * 4, len(means))
 
 
 def interval(values: Any) -> tuple[float, float]:

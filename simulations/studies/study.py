@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,27 +148,25 @@ def _chosen(
 ) -> tuple[list[Job], dict[Shift, list[Job]]]:
     """Final runs at each cell's best values, and at the values one step away."""
     task = Assembly(trials[0].recipe, trials[0].own).task
-    scores: dict[tuple, dict[Point, list[float]]] = {}
+    scores: dict[tuple, dict[Point, list[float]]] = defaultdict(lambda: defaultdict(list))
     for job in trials:
-        figure = float("nan")
-        if job.folder not in failed:
-            figure = frames.metrics_at(out / job.folder, job.own)[task.headline]
-        scores.setdefault(_cell(job, search), {}).setdefault(search.at(job.point), []).append(figure)
-    best: dict[tuple, Point | None] = {
-        cell: search.best({point: float(np.mean(values)) for point, values in found.items()}, task.better)
-        for cell, found in scores.items()
-    }
-    at: dict[tuple, list[Job]] = {}
+        known = job.folder not in failed
+        figure = frames.metrics_at(out / job.folder, job.own)[task.headline] if known else math.nan
+        scores[_cell(job, search)][search.at(job.point)].append(figure)
+    at: dict[tuple, list[Job]] = defaultdict(list)
     for job in finals:
-        at.setdefault((_cell(job, search), search.at(job.point)), []).append(job)
-    first = next(search.points())
+        at[_cell(job, search), search.at(job.point)].append(job)
     chosen: list[Job] = []
     shifted: dict[Shift, list[Job]] = {shift: [] for shift in search.shifts()}
-    for cell, point in best.items():
-        chosen += at[cell, point if point is not None else first]
-        for shift in search.shifts():
-            beside = None if point is None else search.neighbour(point, shift)
-            shifted[shift] += [] if beside is None else at[cell, beside]
+    for cell, found in scores.items():
+        best = search.best({point: float(np.mean(figures)) for point, figures in found.items()}, task.better)
+        if best is None:
+            chosen += at[cell, next(iter(found))]
+            continue
+        chosen += at[cell, best]
+        for shift, jobs in shifted.items():
+            beside = search.neighbour(best, shift)
+            jobs += [] if beside is None else at[cell, beside]
     return chosen, shifted
 
 

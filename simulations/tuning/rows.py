@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
+from fedlgm.privacy.selection import Law
+
 
 class SearchTerms(TypedDict):
     """Public terms of a search, fixed before it.
@@ -29,7 +31,7 @@ class SearchTerms(TypedDict):
     recipe: str
     search: dict[str, list[Any]]
     expected_runs: float
-    law: str
+    law: Law
     score: str
     score_epsilon: float | None
     score_noise: float

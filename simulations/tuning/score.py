@@ -99,6 +99,7 @@ class PrivateScore(Score):
         x, y: the private examples.
         ceiling: loss that counts as 0; None if the headline metric is a share.
         plan: bound, noise and event of one score.
+        name, noise: see `Score`.
     """
 
     task: Task
@@ -107,6 +108,8 @@ class PrivateScore(Score):
     y: torch.Tensor
     ceiling: float | None
     plan: ReleasePlan
+    name: str
+    noise: float
 
     @classmethod
     def calibrated(cls, assembly: Assembly, epsilon: float) -> PrivateScore:
@@ -133,19 +136,9 @@ class PrivateScore(Score):
                 raise ConfigError(f"score_epsilon: the initial model's loss must be positive and finite, is {ceiling}")
         rows = recipe.protects.examples(recipe, assembly.partition)
         x, y = inputs.tensors(found.train_x), torch.from_numpy(found.train_y)
-        return cls(assembly.task, rows, x, y, ceiling, plan)
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """See `Score`."""
-        what = self.task.headline if self.ceiling is None else "1 - loss / initial loss"
-        unit = self.plan.guarantee.unit
-        return f"{what} on the private training examples, mean over {unit}s"
-
-    @property
-    def noise(self) -> float:  # type: ignore[override]
-        """See `Score`."""
-        return float(self.plan.sigma[0]) / self.plan.denominator
+        what = assembly.task.headline if ceiling is None else "1 - loss / initial loss"
+        name = f"{what} on the private training examples, mean over {recipe.unit}s"
+        return cls(assembly.task, rows, x, y, ceiling, plan, name, z * _HALF / plan.denominator)
 
     def events(self) -> list[dp_event.DpEvent]:
         """See `Score.events`: one Gaussian release."""

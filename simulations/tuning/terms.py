@@ -37,22 +37,16 @@ class Search:
 
     Attributes:
         base: the varied recipe.
-        grid: values by key.
         candidates: one recipe for each combination, in the grid's order.
         settings: the values of each.
-        expected_runs: mean of the number of runs.
-        law: law of this number.
         event: event of the search as a whole.
         score: score that compares its runs.
         terms: its public terms.
     """
 
     base: Recipe
-    grid: Mapping[str, Sequence[Any]]
     candidates: tuple[Recipe, ...]
     settings: tuple[dict[str, Any], ...]
-    expected_runs: float
-    law: Law
     event: dp_event.DpEvent
     score: Score
     terms: SearchTerms
@@ -129,7 +123,7 @@ class Search:
             "noise_reproducible": predictable,
             "protects": plan.protects,
         }
-        return cls(base, grid, tuple(candidates), combinations, float(expected_runs), law, event, score, terms)
+        return cls(base, tuple(candidates), combinations, event, score, terms)
 
 
 def run_event(assembly: Assembly) -> dp_event.DpEvent:
@@ -148,7 +142,7 @@ def run_event(assembly: Assembly) -> dp_event.DpEvent:
                 f"mechanism.name: {name} spends different shares in different rounds, which no search can charge"
             )
         return repeated(plan.event, facts.rounds)
-    events = [(event, count) for event, count in facts.run.events(facts.least_multiplier)]
+    events = facts.run.events(facts.least_multiplier)
     gaussian = [(e, n) for e, n in events if isinstance(e, dp_event.GaussianDpEvent)]
     if len(gaussian) + sum(isinstance(e, dp_event.NoOpDpEvent) for e, _ in events) < len(events):
         raise ConfigError("privacy.noise: sampled noise that is correlated over rounds cannot be charged as a search")

@@ -198,7 +198,7 @@ class _Searching:
     def _best(self) -> tuple[RunResult, int, float] | None:
         """The best run, its candidate and its score; None if no run gave a model."""
         planned, generator = self._planned, self._keys.numpy_generator(Purpose.SELECTION)
-        count = draw_runs(planned.expected_runs, planned.law, generator)
+        count = draw_runs(planned.terms["expected_runs"], planned.terms["law"], generator)
         choices = generator.integers(len(planned.candidates), size=count)
         best: tuple[RunResult, int, float] | None = None
         rows = []

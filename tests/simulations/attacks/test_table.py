@@ -46,4 +46,4 @@ def test_inception_distances_are_a_second_table():
 def test_one_repetition_has_no_spread():
     made = attacked(row(0.1, 80.0, 0.9))
     assert main_table(made)[1][0][-1] == "0.10"
-    assert reconstruction_table(made)[1][0][-1] == "80 (90%)"
+    assert reconstruction_table(made)[1][0][-1] == "80 (90 %)"

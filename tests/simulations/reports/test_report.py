@@ -212,7 +212,7 @@ def test_a_division_among_many_clients_is_a_sorted_heat_map(tmp_path: Path) -> N
     assert (np.diff(largest) >= 0).all()
     for clients in (500, 100_000):
         many = histogram[np.arange(clients) % 500]
-        picture = pictures.division(many.sum(axis=1), many)
+        picture = pictures.division(many)
         assert len(page.image(picture)) < 60_000
         assert f"{clients} clients with" in picture.alt
     figures.draw_partition(histogram, "digits, dirichlet", tmp_path / "picture.png")

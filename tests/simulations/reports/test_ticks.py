@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from simulations.reports import ticks
+from simulations.reports import pictures, ticks
 from simulations.reports.pictures import over_rounds
 from simulations.reports.svg import drawing
 
@@ -33,9 +33,17 @@ def test_labels_of_a_logarithmic_axis(spread, which):
     assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
 
 
-def test_labels_of_a_narrow_linear_axis_differ():
-    assert ticks.Distinct(ticks.percent).format_ticks([0.14, 0.142, 0.144]) == ["14.0%", "14.2%", "14.4%"]
-    assert ticks.Distinct(ticks.figure).format_ticks([1000.01, 1000.02]) == ["1000.01", "1000.02"]
+@pytest.mark.parametrize(("values", "percent"), [([0.14, 0.142, 0.144], True), ([1000.01, 1000.02], False)])
+def test_labels_of_a_narrow_linear_axis_differ(values, percent, monkeypatch):
+    figures = []
+    monkeypatch.setattr(pictures, "to_svg", lambda figure, dark: figures.append(figure) or "")
+    over_rounds("a figure", range(1, len(values) + 1), {"a": values}, percent=percent)
+    FigureCanvasAgg(figures[0]).draw()
+    axis = figures[0].axes[0].yaxis
+    shown = [label.get_text() for label in axis.get_ticklabels()]
+    assert len(set(shown)) == len(shown)
+    assert axis.get_offset_text().get_text() == ""
+    assert all(label.endswith("%") == percent for label in shown)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])

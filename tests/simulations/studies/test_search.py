@@ -11,7 +11,10 @@ from own_objects import DATA, Net
 
 import simulations
 from fedlgm.errors import ConfigError
+from simulations.config import recipe as recipes
 from simulations.studies import results
+from simulations.studies.jobs import Job
+from simulations.studies.records import RunRecords, Searched
 from simulations.studies.search import Search
 from simulations.studies.statistics import holm, interval
 
@@ -37,7 +40,7 @@ def test_best_neighbours_and_edges() -> None:
         ({"training.lr": 0.1}, 3, "at least 2 values"),
         ({"privacy.epsilon": [1, 2]}, 3, "in the grid and in the search"),
         ({}, 3, "search is a mapping"),
-        ({"training.rate": [1, 2]}, 3, "a recipe has no such key"),
+        ({"training.rate": [1, 2]}, 3, "training.rate: unknown key"),
     ],
 )
 def test_what_is_no_search_is_refused(search, seeds, message, tmp_path: Path) -> None:
@@ -115,3 +118,15 @@ def test_every_method_searches_the_same_list_on_seeds_of_its_own(tmp_path: Path)
         assert final["seed"].tolist() == [0, 1]
     assert curve["edge"].tolist() == ["training.lr", "", "training.lr"] * 2
     assert "claimed" in found.difference("uniform", "gaussian").cells
+
+
+def test_chosen_values_are_marked_beside_keys_with_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [{"model.hidden": [8], "training.lr": rate} for rate in (0.1, 0.2, 0.4)]
+    jobs = [Job("a", 0, recipes.load("digits"), f"run {i}", point) for i, point in enumerate(points)]
+    rows = [{"method": "a", "model.hidden": (8,), "training.lr": job.point["training.lr"]} for job in jobs]
+    figures = {"status": "finished", "accuracy": 0.9, "epsilon": 8.0, "claimed_epsilon": 8.0, "guarantee": "proven"}
+    monkeypatch.setattr(RunRecords, "_frame", lambda self, jobs: pd.DataFrame(rows).assign(**figures))
+    curve = RunRecords(Path(), jobs[2:], before=Searched(SEARCH, jobs, {})).search
+    assert curve is not None
+    assert curve["chosen"].tolist() == [False, False, True]
+    assert curve["edge"].tolist() == ["training.lr", "", "training.lr"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,9 +115,11 @@ def test_any_key_of_the_recipe_may_vary() -> None:
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        ({"epsilon": [1]}, r"grid\['epsilon'\]: a recipe has no such key; did you mean 'privacy.epsilon'"),
-        ({"privacy.epsilom": [1]}, "did you mean 'privacy.epsilon'"),
-        ({"privcy.epsilon": [1]}, "did you mean 'privacy.epsilon'"),
+        ({"epsilon": [1]}, "epsilon: unknown key; did you mean 'privacy.epsilon'"),
+        ({7: [1]}, r"grid\[7\]: a recipe has no such key"),
+        ({"privacy.epsilom": [1]}, "privacy.epsilom: unknown key; did you mean 'epsilon'"),
+        ({"privcy.epsilon": [1]}, "privcy: unknown key; did you mean 'privacy'"),
+        ({"title": ["one", "other"]}, "it comes from overrides"),
         ({"run.seed": [1]}, "it comes from seeds and overrides"),
         ({"mechanism.name": ["uniform"]}, "it comes from grid"),
         ({"privacy.epsilon": 8.0}, "is a list of values"),
@@ -389,9 +392,11 @@ def test_a_mistake_does_not_count_as_finished_runs(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().err == ""
 
 
-def test_one_line_of_progress(finished: Study) -> None:
+def test_one_line_of_progress(finished: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, stream = planned(GRID, seeds=2), io.StringIO()
-    line = Line(jobs, stream=stream, live=True)
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", stream)
+    line = Line(jobs)
     for job in jobs[:3]:
         for number in (1, 2):
             line.on_row(job, {"round": number})
