@@ -80,8 +80,7 @@ def enrol(
 
     entry = add(_opened(folder), public, key, replace=replace)
     _out.print(
-        f"client {entry['client']} is {entry['name']}; register its SuperNode with flwr supernode register",
-        markup=False,
+        f"client {entry.client} is {entry.name}; register its SuperNode with flwr supernode register", markup=False
     )
 
 

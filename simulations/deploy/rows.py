@@ -60,15 +60,6 @@ class DeploymentStatus(TypedDict):
     runs: list[RunState]
 
 
-class EnrolmentEntry(TypedDict, total=False):
-    """The client of a node, with the digest of its SuperNode's key and its service's public key."""
-
-    client: int
-    name: str
-    flower_key: str
-    service_key: str
-
-
 class Work(TypedDict):
     """The requested work, by names that are installed on the nodes, with the options of the named objects."""
 
