@@ -13,6 +13,7 @@ a void round would waste budget.
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -74,7 +75,7 @@ class NodeGrid(NumberingGrid):
         on_round: Callable[[RoundReport], None] | None = None,
     ) -> None:
         super().__init__()
-        self._runtime, self._enrolment, self._questions, self.answers = runtime, enrolment, questions, answers
+        self._runtime, self._enrolment, self.questions, self.answers = runtime, enrolment, questions, answers
         self._say, self._on_round = say, on_round
         self._link = NodeLink(runtime, enrolment, say)
         patience = patience or Patience()
@@ -114,13 +115,20 @@ class NodeGrid(NumberingGrid):
         return {node.client: node.service_key for node in self._enrolment.node}
 
     def question(self, client: int, round: int, plan: str, model: str, nonce: str = "") -> Question:
-        """A question to a client's node; see `NodeQuestions.question`."""
-        node, position = self._enrolment[client], self.answers.position(client)
-        return self._questions.question(node, round, plan, model, position, nonce)
+        """A question to a client's node, unique unless a nonce is given.
 
-    def header(self, question: Question) -> dict[str, Any]:
-        """The question's header, signed if there is a signer."""
-        return self._questions.header(question)
+        Args:
+            client: number of the client.
+            round: number, from 1.
+            plan: JSON text of the round's plan.
+            model: SHA-256 of the global model.
+            nonce: nonce of an attempt at a secure sum, which its nodes share.
+        """
+        run, position = self.questions, self.answers.position(client)
+        return Question(
+            run.run, round, client, plan, model, run.work, nonce or secrets.token_hex(16),
+            self._enrolment[client].service_key, None if position is None else position.values(),
+        )  # fmt: skip
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Replies in the order of the messages, one per message, which is an error if a client does not answer.
@@ -177,7 +185,7 @@ class NodeGrid(NumberingGrid):
             models[id(model)] = protocol.sha256(model)
         round_, plan = int(config[wire.ROUND]), str(config[wire.PLAN])  # type: ignore[arg-type]
         question = self.question(client, round_, plan, models[id(model)])
-        return Asked(message, question, self.header(question), model, partial(self.answers.problem, question))
+        return Asked(message, question, self.questions.header(question), model, partial(self.answers.problem, question))
 
     def _reply(self, one: Asked) -> Message:
         if not one.body:

@@ -164,7 +164,7 @@ class _Attempt:
         """Questions that name this model."""
         made = partial(self._grid.question, round=self.round, plan=self._plan, nonce=self._nonce, model=model)
         self._questions: dict[int, Question] = {client: made(client) for client in self._clients}
-        self._headers = {client: self._grid.header(question) for client, question in self._questions.items()}
+        self._headers = {client: self._grid.questions.header(question) for client, question in self._questions.items()}
 
     def total(self, message: Message) -> np.ndarray:
         """Sum of the nodes' words, uint32 [size].
