@@ -124,11 +124,6 @@ class DeploymentFolder:
             raise RunError(
                 f"{path} is not a deployment's folder (it has no deploy.toml); make one: fedlgm deploy init {path}"
             )
-        if not folder.signer.path.is_dir():
-            raise RunError(
-                f"{path} was made by an earlier version of fedlgm, in which every ServerApp could read the key that "
-                "signs questions: make a new deployment and enrol its nodes"
-            )
         return folder
 
     settings_file = Under("deploy.toml")

@@ -234,12 +234,12 @@ def _recorded(folder: DeploymentFolder) -> dict[str, _Known]:
         found = json.loads(folder.processes_file.read_bytes())
     except ValueError:
         found = None
-    wrong = misfit(found, dict[str, Annotated[list[float], Field(min_length=2, max_length=3)]])
+    wrong = misfit(found, dict[str, Annotated[list[float], Field(min_length=3, max_length=3)]])
     if wrong:
         raise RunError(
             f"{folder.processes_file} is damaged ({wrong}): delete it, and what `up` started is found without it"
         )
-    return {role: (int(pid), float(born), sum(since)) for role, (pid, born, *since) in found.items()}
+    return {role: (int(pid), born, int(since)) for role, (pid, born, since) in found.items()}
 
 
 def _marked(folder: DeploymentFolder) -> dict[str, _Known]:
