@@ -14,6 +14,7 @@ from fedlgm.noise import Family
 from fedlgm.papers.inid import pca
 from fedlgm.privacy.guarantee import Relation
 from simulations.config.overrides import Overrides, settings
+from simulations.config.sections import Count, Seed
 
 _BUNDLED = Path(__file__).parents[1] / "recipes" / "applications"
 
@@ -32,8 +33,8 @@ class Settings(BaseModel):
 
     epsilon: float = Field(gt=0)
     delta: float | None = Field(default=None, ge=0, lt=1)
-    clients: int = Field(ge=1)
-    seed: int = Field(default=0, ge=0, lt=2**128)
+    clients: Count
+    seed: Seed = 0
 
     @classmethod
     def load(cls, default: str, path: Path | None, overrides: Overrides = ()) -> Self:
@@ -95,7 +96,7 @@ class DescentSettings(Settings):
     rule: Literal["inid", "spr", "iid"]
     family: Family
     relation: Relation
-    passes: int = Field(ge=1)
+    passes: Count
     clip: float = Field(gt=0)
     rate: float = Field(gt=0)
     strength: float = Field(ge=0)
@@ -119,9 +120,9 @@ class PcaSettings(Settings):
 
     data: Literal["synthetic", "digits"]
     method: str
-    rank: int = Field(ge=1)
-    dimension: int = Field(ge=1)
-    rows: int = Field(ge=1)
+    rank: Count
+    dimension: Count
+    rows: Count
 
     @property
     def pure(self) -> bool:
