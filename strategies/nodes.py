@@ -17,6 +17,8 @@ from fedlgm.extension import named_arguments
 from fedlgm.node_protocol import printable
 from strategies.messages import message_to
 
+Addresses = list[tuple[int | None, list[int]]]
+"""(node, clients) of each message; no node for a client whose node is gone."""
 _POLL_S = 0.1
 _ANSWER_S = 30.0  # that a node which connects at the last moment has to answer
 
@@ -60,12 +62,12 @@ class AnyNode:
                         "whose nodes serve any client: use a strategy with OneNodePerClient (nodes = 'clients')"
                     )
             self._nodes = sorted(answers)
-            if not self._nodes and time.monotonic() > deadline:
-                raise RunError(f"no node connected within {self.wait:.0f} s")
             if not self._nodes:
+                if time.monotonic() > deadline:
+                    raise RunError(f"no node connected within {self.wait:.0f} s")
                 time.sleep(_POLL_S)
 
-    def addresses(self, blocks: Iterable[np.ndarray]) -> list[tuple[int | None, list[int]]]:
+    def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
         """(node, clients) of every message, one message per block."""
         return [(self._nodes[i % len(self._nodes)], block.tolist()) for i, block in enumerate(blocks)]
 
@@ -139,7 +141,7 @@ class OneNodePerClient:
             warnings.warn(Notice(f"the run begins without clients {missing}: they have no node"), stacklevel=2)
         self._name_silent(here)
 
-    def addresses(self, blocks: Iterable[np.ndarray]) -> list[tuple[int | None, list[int]]]:
+    def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
         """(node, clients) of every message, one message per client; no node for a client whose node is gone."""
         return [(self._nodes.get(int(c)), [int(c)]) for block in blocks for c in block]
 

@@ -44,10 +44,7 @@ FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 class EnrolledNodes(OneNodePerClient):
     """The nodes of a `NodeGrid` as a strategy sees them, one per client, each of which repeats its answers."""
 
-    @property
-    def repeats(self) -> bool:
-        """True, because a node repeats its kept answer when it is asked again."""
-        return True
+    repeats = True  # a node repeats its kept answer when it is asked again
 
 
 class NodeGrid(NumberingGrid):
