@@ -44,9 +44,14 @@ class Settings(BaseModel):
     nodes: list[DeployedNode]
 
     @property
+    def local_port(self) -> int:
+        """The SuperLink's own port, on 127.0.0.1."""
+        return self.superlink or self.port
+
+    @property
     def local(self) -> str:
         """The SuperLink's own address, since it listens only on this machine."""
-        return f"127.0.0.1:{self.superlink or self.port}"
+        return f"127.0.0.1:{self.local_port}"
 
 
 @dataclass(frozen=True)
