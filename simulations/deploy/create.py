@@ -232,8 +232,7 @@ def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.nda
     """(inputs, labels, classes) of every node."""
     if example is None:
         return None
-    federation = example.federation.model_copy(update={"clients": nodes, "rate": 1.0, "cohort": None})
-    assembly = Assembly(example.model_copy(update={"federation": federation}))
+    assembly = Assembly(example.changed(federation={"clients": nodes, "rate": 1.0, "cohort": None}))
     data = assembly.dataset
     if data.classes is None or not isinstance(data.train_x, np.ndarray):
         raise ConfigError("--example takes a recipe of one input and classes")
@@ -257,10 +256,9 @@ def _write_flower_configuration(draft: DeploymentFolder, final: DeploymentFolder
 
 def _superlink(settings: Settings) -> list[str]:
     """The SuperLink's control API has no password, so it always listens on this machine's own address."""
-    host, _, port = settings.local.rpartition(":")
     return [
         'export FLWR_HOME="$PWD/flower"',
-        f'exec "$BIN/flower-superlink" --host {host} --port {port} --database superlink.db \\',
+        f'exec "$BIN/flower-superlink" --host 127.0.0.1 --port {settings.local_port} --database superlink.db \\',
         "    --ssl-certfile tls.crt --ssl-keyfile tls.key --ssl-ca-certfile ca.crt --enable-supernode-auth",
     ]
 
