@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from fedlgm.errors import ConfigError, explained
 from fedlgm.files import read_toml
@@ -14,12 +14,12 @@ from fedlgm.noise import Family
 from fedlgm.papers.inid import pca
 from fedlgm.privacy.guarantee import Relation
 from simulations.config.overrides import Overrides, settings
-from simulations.config.sections import Count, Seed
+from simulations.config.sections import Count, Section, Seed
 
 _BUNDLED = Path(__file__).parents[1] / "recipes" / "applications"
 
 
-class Settings(BaseModel):
+class Settings(Section):
     """Settings that both applications share.
 
     Attributes:
@@ -28,8 +28,6 @@ class Settings(BaseModel):
         clients: number of clients among which the rows are divided.
         seed: public seed of a simulation.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     epsilon: float = Field(gt=0)
     delta: float | None = Field(default=None, ge=0, lt=1)
