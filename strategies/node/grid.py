@@ -12,7 +12,6 @@ a void round would waste budget.
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -75,9 +74,8 @@ class NodeGrid(NumberingGrid):
         self._runtime, self._enrolment, self.questions, self.answers = runtime, enrolment, questions, answers
         self._say, self._on_round = say, on_round
         self._link = NodeLink(runtime, enrolment, say)
-        patience = patience or Patience()
-        self._quorum = patience.quorum
-        self.polling = Polling(self._link, enrolment, patience, say)
+        self._patience = patience or Patience()
+        self.polling = Polling(self._link, enrolment, self._patience, say)
 
     def set_run(self, run: Any) -> None:
         """Pass the run on to Flower's Grid."""
@@ -103,7 +101,7 @@ class NodeGrid(NumberingGrid):
             ConfigError: the budgets do not suffice; nothing has been spent.
         """
         found = carried(self._link, self._enrolment, need, seconds)
-        for line in require(self._enrolment, need, found, self._quorum):
+        for line in require(self._enrolment, need, found, self._patience.needed(len(self._enrolment))):
             self._say(line)
 
     @property
@@ -150,8 +148,7 @@ class NodeGrid(NumberingGrid):
         started = time.monotonic()
         models: dict[int, str] = {}
         asked = [self._asked(message, models) for message in batch]
-        needed = max(1, math.ceil(self._quorum * len(asked) - 1e-9))
-        late = self.polling.wait(asked, started, needed, "federation.quorum")
+        late = self.polling.wait(asked, started, self._patience.needed(len(asked)), "federation.quorum")
         answered = [one.client for one in asked if one.answer is not None]
         self._report(
             asked[0].question.round, answered, {one.client: one.lost for one in asked if one.lost}, late, started
