@@ -344,9 +344,12 @@ def resume(
     if users is not None:
         objects["data"] = data_sets.with_users(objects.get("data"), users)
     own = own_of(objects)
-    options = {"workers": workers, "ray_address": ray_address, "supernodes": supernodes}
     require_callback(progress)
-    return result_of(launch.resume(path_of("run", run), engine=engine, progress=progress, own=own, **options), own)  # type: ignore[arg-type]
+    summary = launch.resume(
+        path_of("run", run), engine=engine, workers=workers, ray_address=ray_address, supernodes=supernodes,
+        progress=progress, own=own,
+    )  # fmt: skip
+    return result_of(summary, own)
 
 
 def result_of(summary: RunSummary, own: Own) -> RunResult:

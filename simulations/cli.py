@@ -17,7 +17,17 @@ from simulations.audits.command import audit
 from simulations.deploy import commands, node_commands
 from simulations.ending import ending, interrupted
 from simulations.risk.command import risk
-from simulations.shell import Commands, JsonOption, RecipeArgument, SetOption, console, print_json, show
+from simulations.shell import (
+    Commands,
+    JsonOption,
+    NamedRecipeArgument,
+    RecipeArgument,
+    RunArgument,
+    SetOption,
+    console,
+    print_json,
+    show,
+)
 from simulations.studies.command import study
 from simulations.tuning.command import tune
 
@@ -87,7 +97,7 @@ app.add_typer(attack_command.app, name="attack")
 
 @app.command()
 def pretrain(
-    recipe: Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")] = "text-adapters",
+    recipe: NamedRecipeArgument = "text-adapters",
     text: Annotated[
         list[Path] | None, typer.Option(help="Public UTF-8 text; repeatable. Default: docstrings of Python packages.")
     ] = None,
@@ -283,7 +293,7 @@ def partition(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: RunArgument,
     private: Annotated[
         bool, typer.Option("--private", help="Write private/report.html instead, with figures for the operator only.")
     ] = False,
@@ -299,7 +309,7 @@ def report(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: RunArgument,
     format: Annotated[str, typer.Option(help="safetensors, pt or onnx.")] = "safetensors",
     out: Annotated[Path | None, typer.Option(help="File or folder; by default model.FORMAT in the run folder.")] = None,
     adapter: Annotated[
@@ -321,7 +331,7 @@ def export(
 
 
 @app.command()
-def ledger(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: JsonOption = False) -> None:
+def ledger(run: RunArgument, as_json: JsonOption = False) -> None:
     """Show the charged and claimed cost of a run, release by release. Exit status 2 if the ledger was changed."""
     from simulations.reports import report as reporting
     from simulations.reports import terminal as display

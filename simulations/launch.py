@@ -126,14 +126,14 @@ def _tracked(recipe: Recipe, trackers: Sequence[str | Tracker] | None, engine: E
     objects = [tracker for tracker in given if not isinstance(tracker, str)]
     if trackers is not None:
         names = [tracker for tracker in given if isinstance(tracker, str)]
-        recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"trackers": names})})
+        recipe = recipe.changed(run={"trackers": names})
     _check_trackers(recipe, objects, engine)
     return recipe, objects
 
 
 def _check_trackers(recipe: Recipe, objects: Sequence[Tracker], engine: Engine) -> None:
     with prefix_key("run.trackers"):
-        Trackers.of(recipe.run.trackers, objects)
+        Trackers(recipe.run.trackers, objects)
     if objects and not engine.in_process:
         raise ConfigError(
             f"with engine {engine.name!r} the server is another process, which a tracker object does not reach: name "

@@ -117,8 +117,7 @@ def pretrain(
         raise ConfigError("pretrain: --out names no file, and the recipe has no model.weights")
     if recipe.task.name != "next-token":
         raise ConfigError(f"pretrain: text trains the task 'next-token', the recipe's is {recipe.task.name!r}")
-    base = recipe.model.model_copy(update={"weights": None, "adapters": None})
-    assembly = Assembly(recipe.model_copy(update={"model": base}), planned=True)
+    assembly = Assembly(recipe.changed(model={"weights": None, "adapters": None}), planned=True)
     module, length = assembly.module().train(), int(assembly.outline.shape[0])
     try:
         text = np.concatenate([encode(p.read_text(encoding="utf-8")) for p in texts]) if texts else docstrings()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -16,6 +17,12 @@ from fedlgm.errors import alternatives
 Found = TypeVar("Found")
 
 RecipeArgument = Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")]
+NamedRecipeArgument = Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")]
+NewFolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")]
+RunArgument = Annotated[Path, typer.Argument(help="Run folder.")]
+TestSeedOption = Annotated[
+    int | None, typer.Option(help="FOR TESTS: anyone who knows the seed can subtract the noise. NOT PRIVATE.")
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

@@ -85,7 +85,6 @@ class _Pending:
     started: float
     cohort: int
     exhausted: tuple[int, ...] = ()
-    answered: int = 0
     failures: list[Failure] = field(default_factory=list)
     notes: dict[str, list[np.ndarray]] = field(default_factory=dict)
     norms: dict[int, float] = field(default_factory=dict)  # of contributions that came alone, by client
@@ -301,7 +300,6 @@ class LayerwiseFedAvg(FedAvg):
                 block.merge(torch.from_numpy(values), 1, 0)
                 pending.norms[one.clients[0]] = float(np.linalg.norm(values))
                 self._note(reply, 1, pending)
-                pending.answered += 1
                 return
             except PrivacyError as error:
                 pending.failures.append(Failure("rejected", one.node, one.clients[0], str(error)))
@@ -326,8 +324,7 @@ class LayerwiseFedAvg(FedAvg):
         Raises:
             RunError: no node at all, fewer than the quorum, or more failures than allowed.
         """
-        nodes, asked = self.nodes, len(pending.sent)
-        answered = pending.answered
+        nodes, asked, answered = self.nodes, len(pending.sent), len(pending.norms)
         if not nodes.single or answered == asked:
             return
         first = pending.failures[0]

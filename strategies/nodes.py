@@ -17,6 +17,8 @@ from fedlgm.extension import named_arguments
 from fedlgm.node_protocol import printable
 from strategies.messages import message_to
 
+Addresses = list[tuple[int | None, list[int]]]
+"""(node, clients) of each message; no node for a client whose node is gone."""
 _POLL_S = 0.1
 _ANSWER_S = 30.0  # that a node which connects at the last moment has to answer
 
@@ -60,12 +62,12 @@ class AnyNode:
                         "whose nodes serve any client: use a strategy with OneNodePerClient (nodes = 'clients')"
                     )
             self._nodes = sorted(answers)
-            if not self._nodes and time.monotonic() > deadline:
-                raise RunError(f"no node connected within {self.wait:.0f} s")
             if not self._nodes:
+                if time.monotonic() > deadline:
+                    raise RunError(f"no node connected within {self.wait:.0f} s")
                 time.sleep(_POLL_S)
 
-    def addresses(self, blocks: Iterable[np.ndarray]) -> list[tuple[int | None, list[int]]]:
+    def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
         """(node, clients) of every message, one message per block."""
         return [(self._nodes[i % len(self._nodes)], block.tolist()) for i, block in enumerate(blocks)]
 
@@ -114,25 +116,16 @@ class OneNodePerClient:
             RunError: at the start, a node has another population, two nodes claim one client, or a client has no node.
         """
         if self._known:
-            self._refresh(grid, population)
+            here = set(grid.get_node_ids())
+            if here != self._known:
+                self._meet(grid, here, population, self.wait, tolerant=True)
+                self._name_silent(here)
             return
         deadline = time.monotonic() + self.wait
         needed = population if self.quorum is None else max(1, int(np.ceil(self.quorum * population)))
         while True:
             here = set(grid.get_node_ids())
-            # A node that was restarted comes back under another number.
-            self._known &= here
-            self._nodes = {client: node for client, node in self._nodes.items() if node in here}
-            patience = max(min(self.wait, _ANSWER_S), deadline - time.monotonic())
-            for node, answer in ask(grid, here - self._known, patience).items():
-                self._known.add(node)
-                client = self._client_of(node, answer, population)
-                if client in self._nodes:
-                    raise RunError(
-                        f"nodes {self._nodes[client]} and {node} both say that they are client {client}, whose data "
-                        f"would count twice: give every node a different {wire.PARTITION}"
-                    )
-                self._nodes[client] = node
+            self._meet(grid, here, population, max(min(self.wait, _ANSWER_S), deadline - time.monotonic()))
             missing = sorted(set(range(population)) - self._nodes.keys())
             if not missing or (len(self._nodes) >= needed and time.monotonic() > deadline):
                 break
@@ -146,35 +139,36 @@ class OneNodePerClient:
             time.sleep(_POLL_S)
         if missing:
             warnings.warn(Notice(f"the run begins without clients {missing}: they have no node"), stacklevel=2)
-        self._name_silent(here - self._known)
-        self._known = here
+        self._name_silent(here)
 
-    def addresses(self, blocks: Iterable[np.ndarray]) -> list[tuple[int | None, list[int]]]:
+    def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
         """(node, clients) of every message, one message per client; no node for a client whose node is gone."""
         return [(self._nodes.get(int(c)), [int(c)]) for block in blocks for c in block]
 
-    def _refresh(self, grid: Grid, population: int) -> None:
-        here = set(grid.get_node_ids())
-        if here == self._known:
-            return
+    def _meet(self, grid: Grid, here: set[int], population: int, wait: float, *, tolerant: bool = False) -> None:
+        """Drop nodes that are gone, and ask new ones; a node that was restarted comes back under another number."""
         self._nodes = {client: node for client, node in self._nodes.items() if node in here}
-        answers = ask(grid, here - self._known, self.wait, tolerant=True)
-        self._name_silent(here - self._known - answers.keys())
+        answers = ask(grid, here - self._known, wait, tolerant=tolerant)
+        self._known = here & (self._known | answers.keys())
         for node, answer in answers.items():
             try:
                 client = self._client_of(node, answer, population)
                 if client in self._nodes:
-                    raise RunError(f"node {node} says that it is client {client}, as node {self._nodes[client]} does")
+                    raise RunError(
+                        f"nodes {self._nodes[client]} and {node} both say that they are client {client}, whose data "
+                        f"would count twice: give every node a different {wire.PARTITION}"
+                    )
+                self._nodes[client] = node
             except RunError as error:
+                if not tolerant:
+                    raise
                 warnings.warn(Notice(f"a node that joined is not used: {error}"), stacklevel=3)
-                continue
-            self._nodes[client] = node
-        self._known = here
 
-    @staticmethod
-    def _name_silent(nodes: set[int]) -> None:
-        if nodes:
-            warnings.warn(Notice(f"nodes {sorted(nodes)} did not say which client they are: not used"), stacklevel=4)
+    def _name_silent(self, here: set[int]) -> None:
+        """Name the nodes that have not answered, and ask them no more."""
+        if silent := here - self._known:
+            warnings.warn(Notice(f"nodes {sorted(silent)} did not say which client they are: not used"), stacklevel=3)
+        self._known = here
 
     @staticmethod
     def _client_of(node: int, answer: ConfigRecord, population: int) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from fedlgm.errors import ConfigError, explained
 from fedlgm.files import read_toml
@@ -14,11 +14,12 @@ from fedlgm.noise import Family
 from fedlgm.papers.inid import pca
 from fedlgm.privacy.guarantee import Relation
 from simulations.config.overrides import Overrides, settings
+from simulations.config.sections import Count, Section, Seed
 
 _BUNDLED = Path(__file__).parents[1] / "recipes" / "applications"
 
 
-class Settings(BaseModel):
+class Settings(Section):
     """Settings that both applications share.
 
     Attributes:
@@ -28,12 +29,10 @@ class Settings(BaseModel):
         seed: public seed of a simulation.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
     epsilon: float = Field(gt=0)
     delta: float | None = Field(default=None, ge=0, lt=1)
-    clients: int = Field(ge=1)
-    seed: int = Field(default=0, ge=0, lt=2**128)
+    clients: Count
+    seed: Seed = 0
 
     @classmethod
     def load(cls, default: str, path: Path | None, overrides: Overrides = ()) -> Self:
@@ -95,7 +94,7 @@ class DescentSettings(Settings):
     rule: Literal["inid", "spr", "iid"]
     family: Family
     relation: Relation
-    passes: int = Field(ge=1)
+    passes: Count
     clip: float = Field(gt=0)
     rate: float = Field(gt=0)
     strength: float = Field(ge=0)
@@ -119,9 +118,9 @@ class PcaSettings(Settings):
 
     data: Literal["synthetic", "digits"]
     method: str
-    rank: int = Field(ge=1)
-    dimension: int = Field(ge=1)
-    rows: int = Field(ge=1)
+    rank: Count
+    dimension: Count
+    rows: Count
 
     @property
     def pure(self) -> bool:

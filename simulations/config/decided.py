@@ -35,9 +35,7 @@ def settled(recipe: Recipe) -> Recipe:
     """
     device = devices.resolve(recipe.training.device)
     backend = devices.resolve_noise(recipe.privacy.noise_backend, device)
-    training = recipe.training.model_copy(update={"device": str(device)})
-    privacy = recipe.privacy.model_copy(update={"noise_backend": backend})
-    return recipe.model_copy(update={"training": training, "privacy": privacy})
+    return recipe.changed(training={"device": str(device)}, privacy={"noise_backend": backend})
 
 
 def decided(assembly: Assembly, workers: int) -> Assembly:
@@ -61,7 +59,7 @@ def decided(assembly: Assembly, workers: int) -> Assembly:
         refused = _refusal(assembly)
         kernel = None if refused else "native"
     how = {"vectorize": "on" if vectorized else "off", "compile": compiled, "kernel": kernel}
-    recipe = assembly.recipe.model_copy(update={"training": section.model_copy(update=how)})
+    recipe = assembly.recipe.changed(training=how)
     return Assembly(recipe, assembly.own, no_kernel=refused).with_data(assembly.dataset, assembly.partition)
 
 
@@ -73,8 +71,7 @@ def _for_device(assembly: Assembly) -> Assembly:
     changed: dict[str, object] = {"width": width}
     if "vectorize" not in training.model_fields_set and training.kernel != "native":
         changed["vectorize"] = "auto"
-    run = recipe.run.model_copy(update={"block_size": max(recipe.run.block_size, width)})
-    recipe = recipe.model_copy(update={"training": training.model_copy(update=changed), "run": run})
+    recipe = recipe.changed(training=changed, run={"block_size": max(recipe.run.block_size, width)})
     return Assembly(recipe, assembly.own).with_data(assembly.dataset, assembly.partition)
 
 

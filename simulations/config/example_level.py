@@ -76,7 +76,7 @@ class ExampleLevel(UnitKind):
             return
         if budget.max_participations is not None:
             raise ConfigError("privacy.max_participations is for privacy.trust = 'local': leave it out here")
-        if federation.sampling != "poisson" or recipe.sampling.rate < 1 or federation.dropout:
+        if recipe.sampling.rate < 1 or federation.dropout:
             raise ConfigError(
                 "federation.rate: with privacy.unit = 'example' and trust = 'central' every client takes part in every "
                 "step, and examples are sampled within it: set rate = 1, sampling = 'poisson' and no dropout"

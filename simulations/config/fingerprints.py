@@ -9,6 +9,7 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -106,18 +107,13 @@ def _words(value: Any, state: bool, above: frozenset[int]) -> Iterator[str]:
         yield "above"
         return
     inside = above | {id(value)}
-    if isinstance(value, Mapping):
-        yield f"{type(value).__name__} of {len(value)}"
-        for key, item in value.items():
-            yield from _words(key, True, inside)
-            yield from _words(item, True, inside)
-    elif isinstance(value, (list, tuple)):
-        yield f"{type(value).__name__} of {len(value)}"
-        for item in value:
-            yield from _words(item, True, inside)
-    elif isinstance(value, (set, frozenset)):
+    if isinstance(value, (set, frozenset)):
         yield f"{type(value).__name__} of {len(value)}"
         yield from sorted(" ".join(_words(item, True, inside)) for item in value)
+    elif isinstance(value, (Mapping, list, tuple)):
+        yield f"{type(value).__name__} of {len(value)}"
+        for item in chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
+            yield from _words(item, True, inside)
     elif isinstance(value, functools.partial):
         yield "partial"
         for part in (value.func, value.args, value.keywords):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fedlgm import data, mechanisms, tasks
 from fedlgm.extension import passed
@@ -13,11 +13,15 @@ from fedlgm.mechanisms import Mechanism
 from fedlgm.tasks import Task
 from fedlgm.training import kinds
 from fedlgm.training.kinds import TrainerKind
+from simulations.config.sections import Count, Seed
 
 
-def absolute(path: str | None) -> str | None:
-    """A path that does not depend on the working directory."""
-    return None if path is None else str(Path(path).expanduser().resolve())
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+"""A path that does not depend on the working directory, because workers and resumed runs have other ones."""
 
 
 class _OpenSection(BaseModel):
@@ -64,27 +68,21 @@ class Data(_OpenSection):
     name: str
     dir: str | None = None
     partition: str = "dirichlet"
-    partition_seed: int = Field(default=0, ge=0, lt=2**128)
+    partition_seed: Seed = 0
     image_size: int | None = Field(default=None, ge=4, le=4096)
     channels: Literal[1, 3] | None = None
     attribute: str | None = None
-    train_images: int | None = Field(default=None, ge=1)
+    train_images: Count | None = None
     image_classes: int | None = Field(default=None, ge=2)
     pixels: tuple[float, float] | None = None
-    file: str | None = None
-    test_file: str | None = None
+    file: AbsolutePath | None = None
+    test_file: AbsolutePath | None = None
     target: str | None = None
     users: str | None = None
     inputs: tuple[str, ...] | None = None
     labels: tuple[str, ...] | None = None
     subset: str | None = None
     splits: tuple[str, str] | None = None
-
-    @field_validator("file", "test_file")
-    @classmethod
-    def _absolute(cls, value: str | None) -> str | None:
-        """Make the path absolute, because workers and resumed runs have other working directories."""
-        return absolute(value)
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -106,15 +104,9 @@ class Model(_OpenSection):
     taken: ClassVar[frozenset[str]] = frozenset({"in_shape", "classes", "self"})
 
     name: str
-    seed: int | None = Field(default=None, ge=0, lt=2**128)
-    weights: str | None = None
+    seed: Seed | None = None
+    weights: AbsolutePath | None = None
     adapters: dict[str, Any] | None = None
-
-    @field_validator("weights")
-    @classmethod
-    def _absolute(cls, value: str | None) -> str | None:
-        """See `Data`."""
-        return absolute(value)
 
 
 class TaskSection(_OpenSection):

@@ -186,6 +186,15 @@ class Recipe(Section):
             return self.privacy.relation
         return self.protects.relation(self)
 
+    def changed(self, **sections: Mapping[str, Any]) -> Self:
+        """The recipe with other values of keys in these sections, which are not checked.
+
+        Args:
+            sections: new values by key, for each section.
+        """
+        update = {name: getattr(self, name).model_copy(update=dict(values)) for name, values in sections.items()}
+        return self.model_copy(update=update)
+
     def to_toml(self) -> str:
         """The whole recipe as TOML, including defaults."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))

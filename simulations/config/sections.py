@@ -18,6 +18,12 @@ from strategies.server_optimizer import Name as OptimizerName
 _NOISE = ("independent", "banded", "square-root", "blt", "given")
 _LARGEST = 1e9  # float32 still multiplies with it
 
+# Values of several keys.
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**128)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0, le=_LARGEST)]
+
 
 class Section(BaseModel):
     """A section that knows all of its keys.
@@ -45,22 +51,22 @@ class Federation(Section):
         0.1
     """
 
-    clients: int = Field(ge=1)
-    users: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] | None = None
-    rounds: int = Field(ge=1)
+    clients: Count
+    users: Count | list[Annotated[int, Field(ge=0)]] | None = None
+    rounds: Count
     sampling: Scheme = "poisson"
-    rate: float | None = Field(default=None, gt=0, le=1)
-    cohort: int | None = Field(default=None, ge=1)
+    rate: Share | None = None
+    cohort: Count | None = None
     server_optimizer: str = "sgd"
-    server_lr: float = Field(default=1.0, gt=0, le=_LARGEST)
+    server_lr: Positive = 1.0
     server_momentum: float = Field(default=0.9, ge=0, lt=1)
     server_schedule: str | None = None
     weighting: Literal["uniform"] = "uniform"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     stragglers: float = Field(default=0.0, ge=0, le=1)
-    wait_for_nodes: float = Field(default=120.0, gt=0, le=_LARGEST)
-    round_timeout: float | None = Field(default=None, gt=0, le=_LARGEST)
-    quorum: float | None = Field(default=None, gt=0, le=1)
+    wait_for_nodes: Positive = 120.0
+    round_timeout: Positive | None = None
+    quorum: Share | None = None
     max_failures: int | None = Field(default=None, ge=0)
 
     @field_validator("weighting", mode="before")
@@ -137,16 +143,16 @@ class Training(Section):
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = Field(default=0.1, gt=0, le=_LARGEST)
+    lr: Positive = 0.1
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    epochs: int = Field(default=1, ge=1)
-    batch_size: int = Field(default=32, ge=1)
-    sampling_rate: float | None = Field(default=None, gt=0, le=1)
-    steps: int | None = Field(default=None, ge=1)
+    epochs: Count = 1
+    batch_size: Count = 32
+    sampling_rate: Share | None = None
+    steps: Count | None = None
     exact_sums: bool | None = None
-    gradient_clip: float | None = Field(default=None, gt=0, le=_LARGEST)
+    gradient_clip: Positive | None = None
     vectorize: Literal["off", "on", "auto"] = "off"
-    width: int | None = Field(default=None, ge=1)
+    width: Count | None = None
     compile: bool | Literal["auto"] = False
     kernel: Literal["torch", "native", "auto"] | None = None
     device: str = Field(default="cpu", pattern=r"^(auto|cpu|cuda(:\d+)?|mps|xpu)$")
@@ -199,12 +205,12 @@ class Privacy(Section):
     unit: Unit | None = None
     trust: Trust = "central"
     relation: Relation | None = None
-    max_participations: int | None = Field(default=None, ge=1)
+    max_participations: Count | None = None
     noise: str = "independent"
     correlation: dict[str, Any] | None = None
-    bands: int | None = Field(default=None, ge=1)
+    bands: Count | None = None
     buffers: int | None = Field(default=None, ge=1, le=8)
-    min_separation: int | None = Field(default=None, ge=1)
+    min_separation: Count | None = None
     noise_backend: NoiseChoice = "auto"
 
     @field_validator("noise")
@@ -232,15 +238,15 @@ class Run(Section):
         True
     """
 
-    seed: int | None = Field(default=None, ge=0, lt=2**128)
-    block_size: int = Field(default=8, ge=1)
-    threads: int = Field(default=1, ge=1)
-    evaluate_every: int = Field(default=1, ge=1)
-    checkpoint_every: int = Field(default=1, ge=1)
-    workers: int | None = Field(default=None, ge=1)
+    seed: Seed | None = None
+    block_size: Count = 8
+    threads: Count = 1
+    evaluate_every: Count = 1
+    checkpoint_every: Count = 1
+    workers: Count | None = None
     test_mode: bool = False
     audit: bool = False
-    patience: int | None = Field(default=None, ge=1)
+    patience: Count | None = None
     trackers: list[str] | None = None
 
 
@@ -259,12 +265,12 @@ class Risk(Section):
     data: str | None = None
     dir: str | None = None
     attribute: str | None = None
-    examples: int | None = Field(default=None, ge=1)
+    examples: Count | None = None
     members: float = Field(default=0.5, gt=0, lt=1)
-    epochs: int = Field(default=30, ge=1)
-    lr: float = Field(default=1e-3, gt=0, le=_LARGEST)
-    batch_size: int = Field(default=64, ge=1)
-    adversary_epochs: int = Field(default=30, ge=1)
+    epochs: Count = 30
+    lr: Positive = 1e-3
+    batch_size: Count = 64
+    adversary_epochs: Count = 30
 
 
 class Distributed(Section):

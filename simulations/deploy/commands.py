@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from simulations.shell import Commands, JsonOption, SetOption, print_json
+from simulations.shell import (
+    Commands,
+    JsonOption,
+    NamedRecipeArgument,
+    NewFolderArgument,
+    SetOption,
+    TestSeedOption,
+    print_json,
+)
 from simulations.tables import table
 
 if TYPE_CHECKING:
@@ -24,7 +32,7 @@ FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deploym
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
+    folder: NewFolderArgument,
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 3,
     example: Annotated[
         str, typer.Option(help="Recipe whose data are divided among the nodes; 'none': edit their policies yourself.")
@@ -42,9 +50,7 @@ def init(
     trust: Annotated[
         str | None, typer.Option(help="Who may add the noise, in every policy: local, central or distributed.")
     ] = None,
-    test_seed: Annotated[
-        int | None, typer.Option(help="FOR TESTS: anyone who knows the seed can subtract the noise. NOT PRIVATE.")
-    ] = None,
+    test_seed: TestSeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a deployment: certificates, keys, Flower configuration, scripts, systemd units, nodes."""
@@ -80,8 +86,7 @@ def enrol(
 
     entry = add(_opened(folder), public, key, replace=replace)
     _out.print(
-        f"client {entry['client']} is {entry['name']}; register its SuperNode with flwr supernode register",
-        markup=False,
+        f"client {entry.client} is {entry.name}; register its SuperNode with flwr supernode register", markup=False
     )
 
 
@@ -129,7 +134,7 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def register(
-    recipe: Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")],
+    recipe: NamedRecipeArgument,
     folder: FolderArgument,
     overrides: SetOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Register another run of this recipe.")] = False,
@@ -147,7 +152,7 @@ def register(
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")],
+    recipe: NamedRecipeArgument,
     folder: FolderArgument,
     overrides: SetOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start another run of this recipe.")] = False,

@@ -9,7 +9,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import tomli_w
@@ -26,7 +26,6 @@ from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.deploy import certificates
 from simulations.deploy.layout import DeployedNode, DeployedNodeFolder, DeploymentFolder, Settings
-from simulations.deploy.rows import EnrolmentEntry
 from simulations.engines.flower_command import CONNECTION
 from simulations.engines.flower_processes import free_ports
 from strategies.node.enrolment import EnrolledNode, Enrolment, key_digest
@@ -135,7 +134,7 @@ def _fill(
     keys = [Ed25519PrivateKey.generate() for _ in settings.nodes]
     if hides_answers(policy.get("trust", ())):
         policy = secure_sums(nodes) | {"peers": [public_text(key) for key in keys]} | policy
-    enrolled: list[EnrolmentEntry] = []
+    enrolled = []
     for client, one in enumerate(settings.nodes):
         node = draft.node(one.name)
         node.path.mkdir()
@@ -155,15 +154,8 @@ def _fill(
         node.ca.chmod(0o644)
         for role, lines in _node_scripts(settings, one).items():
             _script(node.script(role), lines)
-        public = service.public()
-        enrolled.append(
-            {
-                "client": client,
-                "name": one.name,
-                "flower_key": key_digest(pem),
-                "service_key": public["service_key"],
-            }
-        )
+        keys_of = {"flower_key": key_digest(pem), "service_key": service.public()["service_key"]}
+        enrolled.append(EnrolledNode(client=client, name=one.name, **keys_of))
     draft.enrolment_file.write_text(_enrolment(enrolled), encoding="utf-8")
     for file in (draft.settings_file, draft.enrolment_file):
         file.chmod(0o644)  # the signer's user reads them, too
@@ -182,7 +174,7 @@ def secure_sums(nodes: int) -> dict[str, int]:
     return {"min_cohort": max(least_threshold(nodes, colluders), colluders + 2), "max_colluders": colluders}
 
 
-def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = False) -> EnrolmentEntry:
+def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = False) -> EnrolledNode:
     """Add a node to the enrolment and return its entry.
 
     Args:
@@ -202,20 +194,19 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = 
         flower_key = key_digest(certificates.public_pem(key.read_bytes()))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key} is not the public key (.pub) of a SuperNode: {error}") from error
-    written = {"flower_key": flower_key} | {name: given.get(name) for name in ("client", "name", "service_key")}
-    entry = cast(EnrolmentEntry, {name: value for name, value in written.items() if value is not None})
+    written = {name: given[name] for name in ("client", "name", "service_key") if name in given}
     try:
-        EnrolledNode.model_validate(entry)
+        entry = EnrolledNode(flower_key=flower_key, **written)
     except ValidationError as error:
         raise ConfigError(f"{public}: {explained(error.errors()[0])}") from error
     enrolled = Enrolment.load(folder.enrolment_file).node
-    before = next((node for node in enrolled if node.client == entry.get("client")), None)
-    if before is not None and before.model_dump() != entry and not replace:
+    before = next((node for node in enrolled if node.client == entry.client), None)
+    if before not in (None, entry) and not replace:
         raise ConfigError(
             f"client {before.client} is {before.name} already, with other keys or under another name; to put the node "
             f"of {public} in its place: --replace"
         )
-    others = [cast(EnrolmentEntry, node.model_dump()) for node in enrolled if node.client != entry.get("client")]
+    others = [node for node in enrolled if node.client != entry.client]
     draft = folder.enrolment_file.with_suffix(".draft")
     draft.write_text(_enrolment([*others, entry]), encoding="utf-8")
     try:
@@ -229,19 +220,19 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = 
     return entry
 
 
-def _enrolment(nodes: Sequence[EnrolmentEntry]) -> str:
+def _enrolment(nodes: Sequence[EnrolledNode]) -> str:
     head = (
         "# Which registered node is which client. Another one: fedlgm deploy enrol DIR public.toml supernode.key.pub\n"
     )
-    return head + tomli_w.dumps({"node": sorted(nodes, key=lambda node: int(node.get("client", 0)))})
+    in_order = sorted(nodes, key=lambda node: node.client)
+    return head + tomli_w.dumps({"node": [node.model_dump() for node in in_order]})
 
 
 def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.ndarray, int]] | None:
     """(inputs, labels, classes) of every node."""
     if example is None:
         return None
-    federation = example.federation.model_copy(update={"clients": nodes, "rate": 1.0, "cohort": None})
-    assembly = Assembly(example.model_copy(update={"federation": federation}))
+    assembly = Assembly(example.changed(federation={"clients": nodes, "rate": 1.0, "cohort": None}))
     data = assembly.dataset
     if data.classes is None or not isinstance(data.train_x, np.ndarray):
         raise ConfigError("--example takes a recipe of one input and classes")
@@ -265,10 +256,9 @@ def _write_flower_configuration(draft: DeploymentFolder, final: DeploymentFolder
 
 def _superlink(settings: Settings) -> list[str]:
     """The SuperLink's control API has no password, so it always listens on this machine's own address."""
-    host, _, port = settings.local.rpartition(":")
     return [
         'export FLWR_HOME="$PWD/flower"',
-        f'exec "$BIN/flower-superlink" --host {host} --port {port} --database superlink.db \\',
+        f'exec "$BIN/flower-superlink" --host 127.0.0.1 --port {settings.local_port} --database superlink.db \\',
         "    --ssl-certfile tls.crt --ssl-keyfile tls.key --ssl-ca-certfile ca.crt --enable-supernode-auth",
     ]
 

@@ -44,9 +44,14 @@ class Settings(BaseModel):
     nodes: list[DeployedNode]
 
     @property
+    def local_port(self) -> int:
+        """The SuperLink's own port, on 127.0.0.1."""
+        return self.superlink or self.port
+
+    @property
     def local(self) -> str:
         """The SuperLink's own address, since it listens only on this machine."""
-        return f"127.0.0.1:{self.superlink or self.port}"
+        return f"127.0.0.1:{self.local_port}"
 
 
 @dataclass(frozen=True)
@@ -123,11 +128,6 @@ class DeploymentFolder:
         if not folder.settings_file.is_file():
             raise RunError(
                 f"{path} is not a deployment's folder (it has no deploy.toml); make one: fedlgm deploy init {path}"
-            )
-        if not folder.signer.path.is_dir():
-            raise RunError(
-                f"{path} was made by an earlier version of fedlgm, in which every ServerApp could read the key that "
-                "signs questions: make a new deployment and enrol its nodes"
             )
         return folder
 

@@ -17,19 +17,19 @@ from rich.text import Text
 from fedlgm.errors import ConfigError
 from fedlgm.node_protocol import printable
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
-from simulations.deploy.rows import NodeLedgerReport
-from simulations.shell import Commands, JsonOption, print_json
+from simulations.shell import Commands, JsonOption, NewFolderArgument, TestSeedOption, print_json
 from simulations.tables import table
 
 app = typer.Typer(cls=Commands, help="Create, run and inspect a node's release service.", no_args_is_help=True)
 _out = Console(soft_wrap=True, emoji=False)
 
+_OF_RELEASE = ("seq", "charged_at", "run", "round", "trust", "protects", "event")
 NodeArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder.")]
 
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
+    folder: NewFolderArgument,
     client: Annotated[int, typer.Option(help="This node's number in the federation, from 0.")] = 0,
     population: Annotated[
         int | None, typer.Option(help="Registered clients of the federation; by default the client's number plus one.")
@@ -46,9 +46,7 @@ def init(
         str, typer.Option(help="Unit that the budget protects: client (all of the data) or example.")
     ] = "client",
     server_key: Annotated[str, typer.Option(help="Public key of the server; the node then answers no one else.")] = "",
-    test_seed: Annotated[
-        int | None, typer.Option(help="FOR TESTS: anyone who knows the seed can subtract the noise. NOT PRIVATE.")
-    ] = None,
+    test_seed: TestSeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a node's folder: commented policy, keys, empty ledger."""
@@ -156,7 +154,7 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
         protected = PROTECTED[policy.privacy.unit]
         rows, spent = kept.rows(), kept.epsilon(policy.privacy.delta, protected)
         guarantee = _guarantee({row.trust for row in rows}, protected)
-        report: NodeLedgerReport = {
+        report: dict[str, Any] = {
             "data": kept.dataset, "ledger": kept.identity, "test": kept.test, "releases": len(rows), "head": kept.head,
             "epsilon_spent": spent, "epsilon": policy.privacy.epsilon,
             "epsilon_left": max(0.0, policy.privacy.epsilon - spent), "delta": policy.privacy.delta,
@@ -165,8 +163,7 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
             "guarantee": guarantee.sentence(noise_reproducible=kept.test),
             "noise_reproducible": kept.test,
             "runs": dict(Counter(row.run for row in rows)),
-            "rows": [{"seq": row.seq, "charged_at": row.charged_at, "run": row.run, "round": row.round,
-                      "trust": row.trust, "protects": row.protects, "event": row.event} for row in rows],
+            "rows": [{name: getattr(row, name) for name in _OF_RELEASE} for row in rows],
         }  # fmt: skip
     if as_json:
         print_json(report)

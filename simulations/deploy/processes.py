@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any
 
 import psutil
 from pydantic import Field
@@ -22,10 +22,9 @@ from fedlgm.errors import RunError
 from fedlgm.files import write_durably
 from simulations.deploy.flower_cli import Flower, is_online
 from simulations.deploy.layout import DeploymentFolder, Settings
-from simulations.deploy.rows import DeploymentStatus, Hello, NodeStatus, RunState
 from simulations.engines.flower_command import environment, tail
 from simulations.engines.flower_processes import end, started_under, taken, with_children
-from simulations.runs.shapes import misfit
+from simulations.runs.shapes import read_json
 
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
 _MARK = "FEDLGM_DEPLOYED"
@@ -36,6 +35,7 @@ It finds processes that the record does not name. Their children inherit it, but
 _STILL_CONNECTED = "[code: 2004]"
 """Line for a SuperNode that the SuperLink considers connected, as it does for half a minute after a kill."""
 _AGAIN_S = 2.0
+_OF_SERVICE = ("epsilon_spent", "epsilon", "delta", "releases_left", "test")
 _Known = tuple[int, float, int]
 """Process, time of its start, and length of its log at that time."""
 _ID = "SuperNode ID:"
@@ -91,7 +91,7 @@ def _check_ports(settings: Settings, running: Iterable[str]) -> None:
     Raises:
         RunError: one is taken.
     """
-    ports = {"superlink": int(settings.local.rpartition(":")[2])}
+    ports = {"superlink": settings.local_port}
     ports |= {f"{node.name}-supernode": node.port for node in settings.nodes}
     for role, port in ports.items():
         if role not in running and taken(port):
@@ -106,12 +106,18 @@ def down(folder: DeploymentFolder) -> int:
     return _stop(folder, ["superlink", *_recorded(folder), *_marked(folder)])
 
 
-def status(folder: DeploymentFolder) -> DeploymentStatus:
-    """Running processes, connected nodes, each node's remaining budget, and the runs."""
+def status(folder: DeploymentFolder) -> dict[str, Any]:
+    """Running processes, connected nodes, each node's remaining budget, and the runs.
+
+    Of each node in `nodes`, `service`, `supernode` and `executor` say whether these processes run on this machine;
+    `online` whether the SuperLink counts the node as connected (None if its SuperNode has no id so far), and `since`
+    the UTC time since which this has been so (None if it has never been connected). The service's own figures cover
+    the data set's whole life, and are None if the service does not answer.
+    """
     settings, running, flower = folder.settings(), _found(folder), Flower(folder)
     healthy = flower.healthy()
     listed = flower.nodes() if healthy else {}
-    nodes: list[NodeStatus] = []
+    nodes = []
     for node in settings.nodes:
         answer = hello(folder, node.name)
         entry = listed.get(_node_id(folder, f"{node.name}-supernode"), {})
@@ -120,16 +126,10 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
         nodes.append(
             {
                 "name": node.name,
-                "service": f"{node.name}-service" in running,
-                "supernode": f"{node.name}-supernode" in running,
-                "executor": f"{node.name}-executor" in running,
+                **{role: f"{node.name}-{role}" in running for role in ("service", "supernode", "executor")},
                 "online": online,
                 "since": since if since != "N/A" else None,
-                "epsilon_spent": answer and answer["epsilon_spent"],
-                "epsilon": answer and answer["epsilon"],
-                "delta": answer and answer["delta"],
-                "releases_left": answer and answer["releases_left"],
-                "test": answer and answer["test"],
+                **{figure: answer and answer[figure] for figure in _OF_SERVICE},
             }
         )
     return {
@@ -141,20 +141,20 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
     }
 
 
-def hello(folder: DeploymentFolder, name: str) -> Hello | None:
+def hello(folder: DeploymentFolder, name: str) -> dict[str, Any] | None:
     """Statement of a node's service on this machine about its budget; None if it does not answer."""
     try:
         header, _ = frames.exchange(str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60)
     except RunError:
         return None
-    return cast(Hello, header) if header.get("ok") else None
+    return header if header.get("ok") else None
 
 
 def _answers(folder: DeploymentFolder, name: str) -> bool:
     return hello(folder, name) is not None
 
 
-def _run(path: Path) -> RunState:
+def _run(path: Path) -> dict[str, Any]:
     from simulations.runs.folder import RunFolder
 
     run = RunFolder(path)
@@ -230,16 +230,9 @@ def _wait(
 def _recorded(folder: DeploymentFolder) -> dict[str, _Known]:
     if not folder.processes_file.is_file():
         return {}
-    try:
-        found = json.loads(folder.processes_file.read_bytes())
-    except ValueError:
-        found = None
-    wrong = misfit(found, dict[str, Annotated[list[float], Field(min_length=2, max_length=3)]])
-    if wrong:
-        raise RunError(
-            f"{folder.processes_file} is damaged ({wrong}): delete it, and what `up` started is found without it"
-        )
-    return {role: (int(pid), float(born), sum(since)) for role, (pid, born, *since) in found.items()}
+    kind = dict[str, Annotated[list[float], Field(min_length=3, max_length=3)]]
+    found = read_json(folder.processes_file, kind, "delete it, and what `up` started is found without it")
+    return {role: (int(pid), born, int(since)) for role, (pid, born, since) in found.items()}
 
 
 def _marked(folder: DeploymentFolder) -> dict[str, _Known]:

@@ -54,7 +54,7 @@ class Registration(BaseModel):
         plan, method = assembly.first_plan(), assembly.method
         costs = method.mechanism.costs(method.layers, method.facts.rounds)
         return cls(
-            work=dict(work_of(recipe)),
+            work=work_of(recipe),
             clients=recipe.federation.clients,
             facts=method.facts.to_dict(),
             family=plan.family,

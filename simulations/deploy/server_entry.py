@@ -21,7 +21,6 @@ from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Deployment
 from simulations.deploy.layout import DeploymentFolder
-from simulations.deploy.rows import Work
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
 from simulations.runs.server import serve
@@ -84,17 +83,14 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
         )
     if test and run.seed is None:
         raise ConfigError("a test deployment needs run.seed, the seed that its nodes were made with")
-    if federation.cohort is not None and federation.cohort > clients:
-        raise ConfigError(f"federation.cohort = {federation.cohort} is more than the {clients} nodes there are")
-    changed = {
-        "federation": federation.model_copy(update={"clients": clients}),
-        "run": run.model_copy(update={"seed": run.seed if test else None, "test_mode": test, "checkpoint_every": 1}),
-        "deployment": recipe.deployment or Deployment(),
-    }
-    return Recipe.model_validate(recipe.model_copy(update=changed).model_dump())
+    own = recipe.changed(
+        federation={"clients": clients},
+        run={"seed": run.seed if test else None, "test_mode": test, "checkpoint_every": 1},
+    ).model_copy(update={"deployment": recipe.deployment or Deployment()})
+    return Recipe.model_validate(own.model_dump())
 
 
-def work_of(recipe: Recipe) -> Work:
+def work_of(recipe: Recipe) -> dict[str, Any]:
     """The requested work, by names that are installed on the nodes (see `fedlgm.node_protocol.Question`)."""
     model: dict[str, Any] = {"name": recipe.model.name, **recipe.model.options}
     if recipe.model.weights is not None:
@@ -102,7 +98,7 @@ def work_of(recipe: Recipe) -> Work:
     if recipe.model.adapters is not None:
         seed = (recipe.run.seed or 0) if recipe.model.seed is None else recipe.model.seed
         model["adapters"] = {"seed": seed, **recipe.model.adapters}  # where A is frozen, it is not sent
-    work: Work = {
+    work: dict[str, Any] = {
         "mechanism": {"name": recipe.mechanism.name, **recipe.mechanism.options},
         "group_by": recipe.mechanism.group_by,
         "task": {"name": recipe.task.name, **recipe.task.options},
@@ -110,7 +106,7 @@ def work_of(recipe: Recipe) -> Work:
         "training": asdict(recipe.training.local),
     }
     if recipe.training.exact_sums:
-        work["exact_sums"] = True
+        work["exact_sums"] = True  # of example-level steps
     return work
 
 

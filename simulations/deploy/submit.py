@@ -70,7 +70,7 @@ def _submitted(
     flower: Flower, folder: DeploymentFolder, target: RunFolder, recipe: Recipe, say: Callable[[str], None]
 ) -> RunSummary:
     if os.access(folder.signer.runs, os.W_OK):  # else its user has registered the run
-        registered(folder, recipe, target.path.name)
+        Registration.of(recipe).save(folder.signer.runs, target.path.name)
     here = {"deployment": str(folder.path), "run-dir": str(target.path), "directory": str(Path.cwd())}
     (target.private / ENDED).unlink(missing_ok=True)
     seen = _size(target)
@@ -101,13 +101,8 @@ def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -
     stem = _stem(recipe)
     present = sorted(path.stem for path in folder.signer.runs.glob(f"{stem}-*.json"))
     run = present[-1] if present and not fresh else f"{stem}-{len(present) + 1:03d}"
-    registered(folder, recipe, run)
-    return run
-
-
-def registered(folder: DeploymentFolder, recipe: Recipe, run: str) -> None:
-    """Register a run of a recipe in the form in which the deployment runs it."""
     Registration.of(recipe).save(folder.signer.runs, run)
+    return run
 
 
 def _stem(recipe: Recipe) -> str:
@@ -119,9 +114,9 @@ def _folder(folder: DeploymentFolder, recipe: Recipe, fresh: bool) -> RunFolder:
     """The run folder of this recipe: the latest one, or a new one."""
     stem = _stem(recipe)
     folder.runs.mkdir(mode=0o700, exist_ok=True)
-    present = sorted(path for path in folder.runs.glob(f"{stem}-*") if RunFolder(path).recipe_file.is_file())
+    present = sorted(folder.runs.glob(f"{stem}-*/recipe.toml"))
     if present and not fresh:
-        return RunFolder.open(present[-1])
+        return RunFolder.open(present[-1].parent)
     return new_folder.create(folder.runs / f"{stem}-{len(present) + 1:03d}", recipe)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import queue
 import signal
 import socket
 import threading
@@ -17,6 +16,7 @@ import psutil
 import ray
 
 from fedlgm.errors import RunError
+from simulations.engines.grid import require_memory
 
 left_behind = threading.Event()
 """Set if Ray was stopped by others and does not end, as its handler at the end of Python will not either."""
@@ -44,15 +44,24 @@ def session(
 
         Yields: Function that waits for the result of `then`, or raises its exception or that of `connect`.
     """
-    thread = _Thread()
+    ours = not ray.is_initialized()
+    on_sigterm = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+    started: Future[T] = Future()
+    stopped: Future[None] = Future()
+    over = threading.Event()
 
     def start() -> T:
         connect(address, workers)
         return then()
 
-    ours = not ray.is_initialized()
-    on_sigterm = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
-    started = thread.submit(start)
+    def live() -> None:
+        _settle(started, start)
+        over.wait()
+        if ours:
+            _settle(stopped, ray.shutdown)
+
+    # The kernel ends Ray's processes with the thread that started them; for a daemon Python does not wait at exit.
+    threading.Thread(target=live, name="ray", daemon=True).start()
 
     def ready() -> T:
         result = started.result()
@@ -66,14 +75,13 @@ def session(
         yield ready
         in_order = True
     finally:
-        if not ours:
-            if started.exception() is None:
-                leave(started.result())
-        elif in_order:
-            thread.submit(ray.shutdown).result()
-        elif not (_ends(started, starting=True) and _ends(thread.submit(ray.shutdown))):
+        if not ours and started.exception() is None:
+            leave(started.result())
+        over.set()
+        if ours and in_order:
+            stopped.result()
+        elif ours and not (_ends(started, starting=True) and _ends(stopped)):
             left_behind.set()
-        thread.end()
 
 
 def _is_gcs(process: psutil.Process) -> bool:
@@ -83,34 +91,12 @@ def _is_gcs(process: psutil.Process) -> bool:
     return False
 
 
-class _Thread:
-    """One thread for all calls to Ray, for which Python does not wait at exit.
-
-    The kernel ends Ray's processes with the thread that started them, so it lives as long as Ray.
-    """
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name="ray", daemon=True).start()
-
-    def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Queue `call` after the earlier ones."""
-        future: Future[T] = Future()
-        self._calls.put((future, call))
-        return future
-
-    def end(self) -> None:
-        """Accept no more calls."""
-        self._calls.put(None)
-
-    def _serve(self) -> None:
-        while (item := self._calls.get()) is not None:
-            future, call = item
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-            del item, future, call
+def _settle(future: Future[T], call: Callable[[], T]) -> None:
+    """Call, and hand over the result or the exception."""
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def _ends(call: Future[Any], starting: bool = False) -> bool:
@@ -141,7 +127,7 @@ def connect(address: str | None, workers: int) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if not ray.is_initialized():
         if address is None:
-            _fits_here(workers)
+            require_memory(workers, _WORKER_GIB)
             ray.init(address="local", num_cpus=workers, include_dashboard=False, **_QUIET)
         else:
             _reach(address)
@@ -156,16 +142,6 @@ def connect(address: str | None, workers: int) -> None:
         raise RunError(
             f"{workers} workers need {workers} CPUs and at least {workers * _WORKER_GIB:g} GiB of memory, Ray has "
             f"{cpus} and {memory:.1f} GiB: use --workers {fitting}"
-        )
-
-
-def _fits_here(workers: int) -> None:
-    """Refuse more workers than fit into this machine's memory, before anything starts; CPUs may be shared."""
-    cores, memory = os.cpu_count() or 1, psutil.virtual_memory().total / 2**30
-    if workers * _WORKER_GIB > memory:
-        raise RunError(
-            f"{workers} workers need at least {workers * _WORKER_GIB:g} GiB of memory, this machine has {memory:.1f} "
-            f"GiB and {cores} cores: use --workers {min(cores, max(1, int(memory / _WORKER_GIB)))}"
         )
 
 

@@ -39,8 +39,7 @@ def environment(home: Path | None) -> dict[str, str]:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             # The SuperLink may be on this machine, whatever proxy the rest of the world is behind.
-            "NO_PROXY": ",".join(filter(None, (*local, os.environ.get("NO_PROXY", "")))),
-            "no_proxy": ",".join(filter(None, (*local, os.environ.get("no_proxy", "")))),
+            **{name: ",".join(filter(None, (*local, os.environ.get(name, "")))) for name in ("NO_PROXY", "no_proxy")},
         }
     )
 

@@ -108,7 +108,7 @@ def _recipe(config: UserConfig) -> Recipe:
     overrides = [part for part in str(config.get("set", "")).split(";") if part.strip()]
     recipe = recipes.load(str(config.get("recipe", "")) or None, overrides)
     if recipe.training.kernel == "auto":  # every node has PyTorch
-        recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"kernel": None})})
+        recipe = recipe.changed(training={"kernel": None})
     if recipe.training.undecided:
         raise ConfigError(
             "training.vectorize = 'auto' and training.compile = 'auto' are resolved when `fedlgm simulate` starts a "

@@ -1,18 +1,22 @@
-"""A Flower Grid over our own workers: in this process, or resident Ray actors."""
+"""A Flower Grid over our own workers: in this process, or other processes."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import psutil
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedlgm import wire
-from fedlgm.errors import Notice
+from fedlgm.errors import Notice, RunError
 from strategies.messages import NumberingGrid
+
+RETRIES = 8  # losses of one block beyond one per worker, and workers in a row that do not start
 
 
 class Served:
@@ -73,3 +77,73 @@ class WorkerGrid(NumberingGrid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:  # type: ignore[override]
         """Replies in the order of the messages, streamed."""
         return self.deliver(list(messages))
+
+
+class Lost(Exception):
+    """A worker, or its machine, ended before it replied."""
+
+
+class PoolGrid(WorkerGrid):
+    """Gives each worker the next block when it is free; a block whose worker is lost goes to another worker."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self._workers = workers
+        self._idle: list[Any] = []
+
+    def deliver(self, messages: list[Message]) -> Iterator[Message]:
+        """See `WorkerGrid.deliver`. Replies wait for their turn."""
+        waiting = list(range(len(messages)))[::-1]
+        losses = dict.fromkeys(waiting, 0)
+        asked: dict[Any, int] = {}  # what `_ask` returned -> block
+        done: dict[int, Message] = {}
+        turn = 0
+        while turn < len(messages):
+            # Out-of-turn replies are bounded, so that memory does not grow with the cohort.
+            while waiting and self._idle and len(done) + len(asked) < 4 * self._workers:
+                name = self._ask(messages[waiting[-1]])
+                if name is not None:
+                    asked[name] = waiting.pop()
+            for name, reply in self._finished():
+                block = asked.pop(name, None)
+                if block is None:  # of an earlier round that was given up
+                    continue
+                if isinstance(reply, Lost):
+                    waiting.append(block)
+                    losses[block] += 1
+                    # A lost machine's idle workers are noticed one by one, each by a block that it is given.
+                    if losses[block] > RETRIES + self._workers:
+                        raise RunError(
+                            f"a block of clients was lost {losses[block]} times with its worker (if memory ran out: "
+                            f"use a smaller training.width, or fewer workers){reply}"
+                        )
+                elif isinstance(reply, Exception):
+                    raise reply
+                else:
+                    done[block] = reply
+            while turn in done:
+                yield done.pop(turn)
+                turn += 1
+
+    @abstractmethod
+    def _ask(self, message: Message) -> Any:
+        """Send a message to an idle worker, and return a name for it; None if the worker is gone."""
+
+    @abstractmethod
+    def _finished(self) -> Iterator[tuple[Any, Message | Exception]]:
+        """Wait, and yield (name, reply) of what was answered or failed; `Lost` without an answer."""
+
+
+def require_memory(workers: int, each: float) -> None:
+    """Refuse more workers than fit into this machine's memory, before anything starts; CPUs may be shared.
+
+    Args:
+        workers: number of worker processes.
+        each: GiB that a worker needs at least.
+    """
+    cores, memory = os.cpu_count() or 1, psutil.virtual_memory().total / 2**30
+    if workers * each > memory:
+        raise RunError(
+            f"{workers} workers need at least {workers * each:g} GiB of memory, this machine has {memory:.1f} GiB "
+            f"and {cores} cores: use --workers {min(cores, max(1, int(memory / each)))}"
+        )

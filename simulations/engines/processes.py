@@ -24,7 +24,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import psutil
 import torch
 from flwr.app import ArrayRecord, Message
 
@@ -33,19 +32,17 @@ from fedlgm import wire
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
 from simulations.engines.base import EngineOptions, GridEngine, OpenGrid
-from simulations.engines.grid import Served, WorkerGrid
+from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served, require_memory
 
 if TYPE_CHECKING:
     from simulations.config.assembly import Assembly
 
-_RETRIES = 8  # losses of one block beyond one per worker, and workers in a row that do not start
 _WORKER_GIB = 0.1  # that a worker writes, with a small model
 _ENDING_S = 5.0  # until a process that does not end is killed
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-_ANSWERED, _FAILED = "answered", "failed"
 
 
-class ProcessGrid(WorkerGrid):
+class ProcessGrid(PoolGrid):
     """Grid over forked workers, which `close` ends.
 
     Args:
@@ -56,51 +53,15 @@ class ProcessGrid(WorkerGrid):
 
     def __init__(self, workers: int, assembly: Assembly, keys: KeyRing) -> None:
         super().__init__(workers)
-        self._idle: list[Connection] = []
         self._busy: dict[Connection, int] = {}  # worker -> number of what it was asked for
-        self._models: dict[Connection, ArrayRecord] = {}  # worker -> model of this round that it holds
-        self._asked, self._workers, self._lost_in_a_row = 0, workers, 0
+        self._models: dict[Connection, ArrayRecord] = {}  # worker -> the last model that it was sent
+        self._asked, self._lost_in_a_row = 0, 0
         self._parent = _Parent(assembly, keys)
         try:
             self._idle += (self._parent.worker() for _ in range(workers))
         except BaseException:
             self.close()
             raise
-
-    def deliver(self, messages: list[Message]) -> Iterator[Message]:
-        """See `WorkerGrid.deliver`. Each worker takes the next block when it is free; replies wait for their turn."""
-        waiting = list(range(len(messages)))[::-1]
-        losses = dict.fromkeys(waiting, 0)
-        blocks: dict[int, int] = {}  # number of what was asked for -> block
-        done: dict[int, Message] = {}
-        turn = 0
-        self._models.clear()
-        while turn < len(messages):
-            # Out-of-turn replies are bounded, so that memory does not grow with the cohort.
-            while waiting and self._idle and len(done) + len(blocks) < 4 * self._workers:
-                number = self._ask(messages[waiting[-1]])
-                if number is not None:
-                    blocks[number] = waiting.pop()
-            for worker in wait(list(self._busy)):
-                assert isinstance(worker, Connection)
-                number = self._busy.pop(worker)
-                try:
-                    reply = self._reply(worker)
-                except (EOFError, OSError):
-                    self._replace(worker)
-                    if number in blocks:
-                        block = blocks.pop(number)
-                        waiting.append(block)
-                        losses[block] += 1
-                        self._give_up(losses[block])
-                    continue
-                self._lost_in_a_row = 0
-                self._idle.append(worker)
-                if number in blocks:  # otherwise of an earlier round that was given up
-                    done[blocks.pop(number)] = reply()
-            while turn in done:
-                yield done.pop(turn)
-                turn += 1
 
     def _ask(self, message: Message) -> int | None:
         """Number of the message sent to an idle worker; None if the worker is gone and another replaced it."""
@@ -119,40 +80,31 @@ class ProcessGrid(WorkerGrid):
         self._busy[worker] = self._asked
         return self._asked
 
-    def _reply(self, worker: Connection) -> Any:
-        """Function that returns a worker's reply, or raises its error.
-
-        Raises:
-            EOFError, OSError: the worker is gone.
-        """
-        kind, content, said = pickle.loads(worker.recv_bytes())
-
-        def reply() -> Message:
+    def _finished(self) -> Iterator[tuple[int, Message | Exception]]:
+        for worker in wait(list(self._busy)):
+            assert isinstance(worker, Connection)
+            number = self._busy.pop(worker)
+            try:
+                reply, said = pickle.loads(worker.recv_bytes())
+            except (EOFError, OSError):
+                self._replace(worker)
+                yield number, Lost()
+                continue
+            self._lost_in_a_row = 0
+            self._idle.append(worker)
             for notice in said:
                 self.say(notice)
-            if kind == _FAILED:
-                raise content
-            made: Message = content
-            return made
-
-        return reply
+            yield number, reply
 
     def _replace(self, worker: Connection) -> None:
         self._models.pop(worker, None)
         worker.close()
         self._lost_in_a_row += 1
-        if self._lost_in_a_row > _RETRIES + self._workers:
+        if self._lost_in_a_row > RETRIES + self._workers:
             raise RunError(
                 f"{self._lost_in_a_row} workers were lost one after the other, before they had done any work"
             )
         self._idle.append(self._parent.worker())
-
-    def _give_up(self, losses: int) -> None:
-        if losses > _RETRIES + self._workers:
-            raise RunError(
-                f"a block of clients was lost {losses} times with its worker (if memory ran out: use a smaller "
-                "training.width, or fewer workers)"
-            )
 
     def close(self) -> None:
         """End the workers at once."""
@@ -267,7 +219,7 @@ def _serve(line: Connection, assembly: Assembly, keys: KeyRing, parent: int) -> 
                 warnings.simplefilter("ignore")  # the driver has said it
                 made = Served(assembly.client(keys, AnyClient()).as_app())
             reply, said = made.answer(metadata, config, model if known else arrays)
-            answer = pickle.dumps((_ANSWERED, reply, said), protocol=5)
+            answer = pickle.dumps((reply, said), protocol=5)
         except Exception as error:
             answer = _failure(error)
         line.send_bytes(answer)
@@ -276,10 +228,10 @@ def _serve(line: Connection, assembly: Assembly, keys: KeyRing, parent: int) -> 
 def _failure(error: Exception) -> bytes:
     """A worker's report of an error, with the error itself if it can be pickled."""
     try:
-        text = pickle.dumps((_FAILED, error, []), protocol=5)
+        text = pickle.dumps((error, []), protocol=5)
         pickle.loads(text)
     except Exception:
-        return pickle.dumps((_FAILED, RunError(f"a worker failed: {type(error).__name__}: {error}"), []), protocol=5)
+        return pickle.dumps((RunError(f"a worker failed: {type(error).__name__}: {error}"), []), protocol=5)
     return text
 
 
@@ -314,12 +266,7 @@ class ProcessEngine(GridEngine):
         if problem:
             raise ConfigError(f"engine {self.name!r} {problem}: use engine 'ray' or 'local'")
         workers = self.workers(assembly.recipe)
-        memory = psutil.virtual_memory().total / 2**30
-        if workers * _WORKER_GIB > memory:
-            raise RunError(
-                f"{workers} workers need at least {workers * _WORKER_GIB:.1f} GiB of memory, this machine has "
-                f"{memory:.1f} GiB: use --workers {max(1, int(memory / _WORKER_GIB))} at most"
-            )
+        require_memory(workers, _WORKER_GIB)
         assembly.check()
         with ExitStack() as grids:
 

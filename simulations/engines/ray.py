@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,24 +26,14 @@ from fedlgm.remembered import version_of
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
-from simulations.engines.grid import Served, WorkerGrid
+from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served
 
-_RETRIES = 8  # losses of one block beyond one per worker, and failed starts in a row, before the run gives up
 _START_S = 180.0  # for the first of several workers to start
 _SAME = ("fedlgm", "torch", "numpy", "flwr")  # must have the same version on every machine
 _LOST = (RayActorError, OutOfMemoryError, ObjectLostError)  # a worker or its node, not its code
 
 _Arrays = dict[str, tuple[str, tuple[int, ...], str, np.ndarray]]
 """A record in parts: name -> dtype, shape, stype and data of Flower's `Array`, with the data as uint8."""
-
-
-@dataclass(frozen=True)
-class _Parcel:
-    """A message taken apart, so that its model is sent once per round."""
-
-    metadata: Any
-    config: Any
-    model: ray.ObjectRef | None
 
 
 class Worker:
@@ -91,7 +80,7 @@ class Worker:
         return reply, arrays, said
 
 
-class RayGrid(WorkerGrid):
+class RayGrid(PoolGrid):
     """Grid over resident actors, which start at once; `serving` sends them data and objects.
 
     Args:
@@ -109,7 +98,8 @@ class RayGrid(WorkerGrid):
         self._arguments: tuple[Any, ...] = ()
         self._held: dict[int, tuple[Any, ...]] = {}  # with which arguments each actor started
         self._starting: dict[ray.ObjectRef, int] = {}
-        self._idle: list[int] = []
+        self._busy: dict[ray.ObjectRef, int] = {}
+        self._model: tuple[ArrayRecord | None, ray.ObjectRef | None] = None, None  # the last one in the object store
         self._failed_starts = 0
 
     def serving(self, assembly: Assembly, keys: KeyRing) -> RayGrid:
@@ -133,51 +123,41 @@ class RayGrid(WorkerGrid):
             self._equip(slot)
         return self
 
-    def deliver(self, messages: list[Message]) -> Iterator[Message]:
-        """See `WorkerGrid.deliver`. Each actor takes the next block when it is free; replies wait for their turn."""
-        models: dict[int, ray.ObjectRef] = {}
-        parcels = [self._parcel(message, models) for message in messages]
-        waiting = list(range(len(parcels)))[::-1]
-        losses = dict.fromkeys(waiting, 0)
-        running: dict[ray.ObjectRef, tuple[int, int]] = {}
-        done: dict[int, Message] = {}
-        turn = 0
-        while turn < len(parcels):
-            # Out-of-turn replies are bounded, so that memory does not grow with the cohort.
-            while waiting and self._idle and len(done) + len(running) < 4 * len(self._actors):
-                block, slot = waiting.pop(), self._idle.pop()
-                parcel = parcels[block]
-                running[self._actors[slot].run.remote(parcel.metadata, parcel.config, parcel.model)] = (block, slot)
-            finished = self._next([*running, *self._starting])
-            if finished in self._starting:
-                self._started(finished)
-                continue
-            block, slot = running.pop(finished)
-            try:
-                reply, arrays, said = ray.get(finished)
-                if arrays:
-                    reply.content[wire.ARRAYS] = _record(arrays)
-                done[block] = reply
-                self._idle.append(slot)
-                for notice in said:
-                    self.say(notice)
-            except _LOST as error:
-                losses[block] += 1
-                # A lost node's idle workers are noticed one by one, each by a block that it is given.
-                if losses[block] > _RETRIES + len(self._actors):
-                    raise RunError(
-                        f"a block of clients was lost {losses[block]} times with its worker (if memory ran out: use "
-                        f"a smaller training.width, or fewer workers): {error}"
-                    ) from error
-                waiting.append(block)
-                if isinstance(error, OutOfMemoryError):
-                    self._narrow(slot)
-                self._restart(slot)
-            except RayError as error:
-                raise _cause(error) from error
-            while turn in done:
-                yield done.pop(turn)
-                turn += 1
+    def _ask(self, message: Message) -> ray.ObjectRef:
+        arrays = message.content.array_records.get(wire.ARRAYS)
+        if arrays is not None and self._model[0] is not arrays:
+            self._model = arrays, ray.put(_apart(arrays))
+        model = None if arrays is None else self._model[1]
+        slot = self._idle.pop()
+        config = message.content.config_records[wire.CONFIG]
+        signal = self._actors[slot].run.remote(message.metadata, config, model)
+        self._busy[signal] = slot
+        return signal
+
+    def _finished(self) -> Iterator[tuple[ray.ObjectRef, Message | Exception]]:
+        finished = self._next([*self._busy, *self._starting])
+        if finished in self._starting:
+            self._started(finished)
+            return
+        slot = self._busy.pop(finished)
+        try:
+            reply, arrays, said = ray.get(finished)
+        except _LOST as error:
+            if isinstance(error, OutOfMemoryError):
+                self._narrow(slot)
+            self._restart(slot)
+            yield finished, Lost(f": {error}")
+            return
+        except RayError as error:
+            self._idle.append(slot)
+            yield finished, _cause(error)
+            return
+        self._idle.append(slot)
+        if arrays:
+            reply.content[wire.ARRAYS] = _record(arrays)
+        for notice in said:
+            self.say(notice)
+        yield finished, reply
 
     def _actor(self) -> Any:
         return ray.remote(self.worker).options(**self._options).remote()
@@ -214,7 +194,7 @@ class RayGrid(WorkerGrid):
             self._idle.append(slot)
         except _LOST as error:
             self._failed_starts += 1
-            if self._failed_starts > _RETRIES:
+            if self._failed_starts > RETRIES:
                 raise RunError(f"workers do not start: {error}") from error
             self._restart(slot)
         except RayError as error:
@@ -227,15 +207,6 @@ class RayGrid(WorkerGrid):
         if not finished:
             raise RunError(f"no worker started within {_START_S:.0f} s: Ray has no free CPU left for one")
         return finished[0]
-
-    def _parcel(self, message: Message, models: dict[int, ray.ObjectRef]) -> _Parcel:
-        arrays = message.content.array_records.get(wire.ARRAYS)
-        model = None
-        if arrays is not None:
-            if id(arrays) not in models:
-                models[id(arrays)] = ray.put(_apart(arrays))
-            model = models[id(arrays)]
-        return _Parcel(message.metadata, message.content.config_records[wire.CONFIG], model)
 
     def close(self) -> None:
         """Stop the actors."""
@@ -263,9 +234,12 @@ def _record(arrays: _Arrays) -> ArrayRecord:
 
 
 def _cause(error: RayError) -> Exception:
-    """The error in the worker itself, if Ray knows it."""
+    """The error in the worker itself, if Ray knows it, with the worker's traceback."""
     cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, Exception) else error
+    if not isinstance(cause, Exception):
+        return error
+    cause.__cause__ = error
+    return cause
 
 
 def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> float:

@@ -28,35 +28,34 @@ def private_superlink(log: Path) -> Iterator[FlwrCommand]:
     Raises:
         RunError: the SuperLink does not start.
     """
-    with tempfile.TemporaryDirectory(prefix="fedlgm-flower-") as home:
-        yield from _superlink(Path(home), log)
-
-
-def _superlink(home: Path, log: Path) -> Iterator[FlwrCommand]:
     (port,) = free_ports(1)
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        f'address = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
-    flower = environment(home) | {
-        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),  # Ray's default, which it warns of if it is not set
-        "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        # Else Flower joins whatever cluster was started last on this machine, with options that only a new one takes.
-        "RAY_ADDRESS": "local",
-        # A user's model may come from a module beside their script: found there as it was found here.
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-    }  # fmt: skip
-    command = [
-        *(executable("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1"),
-        *("--port", str(port)),
-    ]
-    with log.open("wb") as file:
+    with tempfile.TemporaryDirectory(prefix="fedlgm-flower-") as folder, log.open("wb") as file:
+        home = Path(folder)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{port}"\ninsecure = true\n'
+        )
+        flower = environment(home) | {
+            "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),  # Ray's default; it warns if it is not set
+            "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            # Else Flower joins whatever cluster was started last on this machine, with options that only a new one
+            # takes.
+            "RAY_ADDRESS": "local",
+            # A user's model may come from a module beside their script: found there as it was found here.
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        }  # fmt: skip
+        command = [executable("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1"]
+        command += ["--port", str(port)]
         process = subprocess.Popen(command, env=flower, stdout=file, stderr=file, start_new_session=True)
         try:
             _wait_until_healthy(process, port, log)
             yield FlwrCommand(flower)
         finally:
-            _stop(process, home)
+            # An interrupted run is ended first, because it would continue to write; Ray replaces workers that end
+            # before it does.
+            end(started_under(home), more=lambda: started_under(home))
+            process.kill()
+            process.wait()
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
@@ -66,10 +65,3 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
             return
         time.sleep(0.1)
     raise RunError(f"Flower's SuperLink did not start; see {log}")
-
-
-def _stop(process: subprocess.Popen[bytes], home: Path) -> None:
-    """End the SuperLink and all its children; an interrupted run is ended first, because it would continue to write."""
-    end(started_under(home), more=lambda: started_under(home))  # Ray replaces workers that end before it does
-    process.kill()
-    process.wait()

@@ -52,6 +52,14 @@ class RunFolder:
 
     def __init__(self, path: Path, made_with: tuple[Path, ...] | None = None) -> None:
         self.path, self.made_with = path, made_with
+        self.provenance = ProvenanceFile(path / "provenance.json")  # clients, versions, sources of users' objects
+        self.checkpoints = Checkpoints(path / "checkpoints")  # from which the run continues
+        self.diverged = DivergedFile(path / "diverged.json")  # of the last attempt
+        self.metrics = RowFile(path / "metrics.jsonl", RoundRow)
+        # Further rows of each round for the operator alone; those of an audited run show which canaries were in.
+        self.diagnostics = RowFile(self.private / "diagnostics.jsonl", PrivateRow, private=True)
+        self.canaries = RowFile(self.private / "canaries.jsonl", CanaryRow, private=True)
+        self._keys = KeyFile(self.private / "keys")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -78,13 +86,9 @@ class RunFolder:
     audit_file = Under("private/audit.json")
     """Audit of a run by its canaries, which depends on values before the noise and is therefore not released."""
 
-    @property
-    def provenance(self) -> ProvenanceFile:
-        """The run's provenance: clients, versions, sources of users' objects."""
-        return ProvenanceFile(self.path / "provenance.json")
-
     private = Under("private")
     """The folder of the operator's files."""
+    _noise_file = Under("private/noise")
 
     def private_file(self, name: str) -> Path:
         """A new, empty file that only the operator may read."""
@@ -212,21 +216,6 @@ class RunFolder:
 
     # -- metrics -------------------------------------------------------------------------------------------------------
 
-    @property
-    def metrics(self) -> RowFile:
-        """A public row per round."""
-        return RowFile(self.path / "metrics.jsonl", RoundRow)
-
-    @property
-    def diagnostics(self) -> RowFile:
-        """A row per round that only the operator may see."""
-        return RowFile(self.private / "diagnostics.jsonl", PrivateRow, private=True)
-
-    @property
-    def canaries(self) -> RowFile:
-        """The canaries' observations in each round of an audited run, which show which canaries were in."""
-        return RowFile(self.private / "canaries.jsonl", CanaryRow, private=True)
-
     def append(self, row: Mapping[str, Any], private: Mapping[str, Any] | None = None) -> None:
         """Add one round's row, and the operator's row."""
         if private is not None:
@@ -280,10 +269,6 @@ class RunFolder:
         self._keys.forget()
         self._noise_file.unlink(missing_ok=True)
 
-    @property
-    def _noise_file(self) -> Path:
-        return self.private / "noise"
-
     def run_noise(self, seed: int | None, checkpoint: Checkpoint | None) -> RunNoise:
         """The run's correlated noise so far.
 
@@ -300,10 +285,6 @@ class RunFolder:
     def _complete(self) -> bool:
         """Whether the run has ended or all rounds have been released, so that no more noise will be drawn."""
         return self.result_file.is_file() or self.checkpoints.rounds() >= self.recipe().federation.rounds
-
-    @property
-    def _keys(self) -> KeyFile:
-        return KeyFile(self.private / "keys")
 
     def keys(self, seed: int | None, checkpoint: Checkpoint | None = None) -> tuple[KeyRing, int]:
         """The run's key ring, and the last row of the ledger whose release cannot be repeated.
@@ -336,11 +317,6 @@ class RunFolder:
         """
         return _summary(self.result_file)
 
-    @property
-    def diverged(self) -> DivergedFile:
-        """The run's divergence, if its last attempt diverged; otherwise None."""
-        return DivergedFile(self.path / "diverged.json")
-
     def finished(self) -> RunSummary:
         """The summary of a finished run after `verify`, with its guarantee's sentence derived again.
 
@@ -358,11 +334,6 @@ class RunFolder:
         return checked
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """The checkpoints from which the run continues."""
-        return Checkpoints(self.path / "checkpoints")
 
     def save(self, transcript: Transcript, optimizer: dict[str, Tensor]) -> None:
         """Checkpoint after `transcript.rounds` rounds, atomically."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from simulations.config.own import Own
 from simulations.runs import strict_json
 from simulations.runs.provenance import FILES
 from simulations.runs.rows import Provenance
-from simulations.runs.shapes import misfit
+from simulations.runs.shapes import read_json
 
 
 class ProvenanceFile:
@@ -34,14 +33,7 @@ class ProvenanceFile:
         """
         if not self._path.is_file():
             return {}
-        try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RunError(f"{self._path} is damaged: restore it from a backup ({error})") from error
-        wrong = misfit(found, Provenance)
-        if wrong:
-            raise RunError(f"{self._path} is damaged: restore it from a backup ({wrong})")
-        return cast(Provenance, found)
+        return cast(Provenance, read_json(self._path, Provenance, "restore it from a backup"))
 
     def layers(self) -> dict[str, int]:
         """Sizes of the run's layers by name.
@@ -68,8 +60,8 @@ class ProvenanceFile:
             return
         stored = self.read()
         self.check_objects(provenance.get("objects", {}))
-        for what, source in dict(stored.get("sources", {})).items():
-            changed = dict(provenance.get("sources", {})).get(what)
+        for what, source in stored.get("sources", {}).items():
+            changed = provenance.get("sources", {}).get(what)
             if what in FILES and (changed is None or changed["sha256"] != source["sha256"]):
                 raise RunError(
                     f"{source['file']} is not the {what} that {self._run} began with (SHA-256 {source['sha256']}): "
@@ -93,7 +85,7 @@ class ProvenanceFile:
             RunError: the message names the object that differs or is missing.
         """
         self.check_named(fingerprints)
-        for what, fingerprint in dict(self.read().get("objects", {})).items():
+        for what, fingerprint in self.read().get("objects", {}).items():
             if fingerprints.get(what) != fingerprint:
                 raise RunError(f"{self._run} was run with another {what} than this one, which cannot stand in for it")
 

@@ -222,7 +222,7 @@ def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes
 def _followed(assembly: Assembly, folder: RunFolder, done: int, objects: Sequence[Tracker]) -> Iterator[Trackers]:
     """The run's trackers, started; an error ends them, otherwise the run's summary does."""
     recipe, layers = assembly.recipe, assembly.layers
-    trackers = Trackers.of(recipe.run.trackers, objects)
+    trackers = Trackers(recipe.run.trackers, objects)
     sizes = dict(zip(layers.names, layers.sizes.tolist(), strict=True))
     trackers.start(
         RunStart(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedlgm.errors import explained
+from fedlgm.errors import RunError, explained
 
 
 def misfit(value: Any, kind: Any) -> str:
@@ -26,6 +28,27 @@ def misfit(value: Any, kind: Any) -> str:
     except ValidationError as error:
         return explained(error.errors()[0])
     return ""
+
+
+def read_json(path: Path, kind: Any, remedy: str) -> Any:
+    """The value in a JSON file.
+
+    Args:
+        path: the file.
+        kind: its type.
+        remedy: what to do about a damaged file.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        wrong = misfit(found, kind)
+    except ValueError:
+        wrong = "it is empty or not JSON"
+    if wrong:
+        raise RunError(f"{path} is damaged ({wrong}): {remedy}")
+    return found
 
 
 @cache

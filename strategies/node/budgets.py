@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Mapping
@@ -78,14 +77,14 @@ def carried(link: NodeLink, enrolment: Enrolment, need: Need, seconds: float) ->
     return found
 
 
-def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str]], quorum: float) -> list[str]:
+def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str]], needed: int) -> list[str]:
     """Refuse a run that too few nodes can complete.
 
     Args:
         enrolment: names of the nodes.
         need: the run's demand.
         found: result of `carried`.
-        quorum: share of the nodes that every round needs, in [0, 1]; at least one is needed.
+        needed: number of nodes that every round needs.
 
     Returns:
         One line for each node that will drop out, if enough others remain.
@@ -100,7 +99,6 @@ def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str
         can = f"can make {fits} of the {need.releases} releases that this run may ask {it} for"
         lines.append(f"{listed(names)} " + (f"{refuses} it ({why})" if why else can))
         dropped.append(f"{lines[-1]}: {it_is} left out from then on")
-    needed = max(1, math.ceil(quorum * len(enrolment) - 1e-9))
     most = sorted((short.get(client, need.releases) for client in range(len(enrolment))), reverse=True)[needed - 1]
     if most < need.releases:
         if most == 0 and any(why for _, why in found.values()):

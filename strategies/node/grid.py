@@ -12,7 +12,7 @@ a void round would waste budget.
 
 from __future__ import annotations
 
-import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -43,10 +43,7 @@ FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 class EnrolledNodes(OneNodePerClient):
     """The nodes of a `NodeGrid` as a strategy sees them, one per client, each of which repeats its answers."""
 
-    @property
-    def repeats(self) -> bool:
-        """True, because a node repeats its kept answer when it is asked again."""
-        return True
+    repeats = True  # a node repeats its kept answer when it is asked again
 
 
 class NodeGrid(NumberingGrid):
@@ -74,12 +71,11 @@ class NodeGrid(NumberingGrid):
         on_round: Callable[[RoundReport], None] | None = None,
     ) -> None:
         super().__init__()
-        self._runtime, self._enrolment, self._questions, self.answers = runtime, enrolment, questions, answers
+        self._runtime, self._enrolment, self.questions, self.answers = runtime, enrolment, questions, answers
         self._say, self._on_round = say, on_round
         self._link = NodeLink(runtime, enrolment, say)
-        patience = patience or Patience()
-        self._quorum = patience.quorum
-        self.polling = Polling(self._link, enrolment, patience, say)
+        self._patience = patience or Patience()
+        self.polling = Polling(self._link, enrolment, self._patience, say)
 
     def set_run(self, run: Any) -> None:
         """Pass the run on to Flower's Grid."""
@@ -105,7 +101,7 @@ class NodeGrid(NumberingGrid):
             ConfigError: the budgets do not suffice; nothing has been spent.
         """
         found = carried(self._link, self._enrolment, need, seconds)
-        for line in require(self._enrolment, need, found, self._quorum):
+        for line in require(self._enrolment, need, found, self._patience.needed(len(self._enrolment))):
             self._say(line)
 
     @property
@@ -114,13 +110,20 @@ class NodeGrid(NumberingGrid):
         return {node.client: node.service_key for node in self._enrolment.node}
 
     def question(self, client: int, round: int, plan: str, model: str, nonce: str = "") -> Question:
-        """A question to a client's node; see `NodeQuestions.question`."""
-        node, position = self._enrolment[client], self.answers.position(client)
-        return self._questions.question(node, round, plan, model, position, nonce)
+        """A question to a client's node, unique unless a nonce is given.
 
-    def header(self, question: Question) -> dict[str, Any]:
-        """The question's header, signed if there is a signer."""
-        return self._questions.header(question)
+        Args:
+            client: number of the client.
+            round: number, from 1.
+            plan: JSON text of the round's plan.
+            model: SHA-256 of the global model.
+            nonce: nonce of an attempt at a secure sum, which its nodes share.
+        """
+        run, position = self.questions, self.answers.position(client)
+        return Question(
+            run.run, round, client, plan, model, run.work, nonce or secrets.token_hex(16),
+            self._enrolment[client].service_key, None if position is None else position.values(),
+        )  # fmt: skip
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Replies in the order of the messages, one per message, which is an error if a client does not answer.
@@ -145,8 +148,7 @@ class NodeGrid(NumberingGrid):
         started = time.monotonic()
         models: dict[int, str] = {}
         asked = [self._asked(message, models) for message in batch]
-        needed = max(1, math.ceil(self._quorum * len(asked) - 1e-9))
-        late = self.polling.wait(asked, started, needed, "federation.quorum")
+        late = self.polling.wait(asked, started, self._patience.needed(len(asked)), "federation.quorum")
         answered = [one.client for one in asked if one.answer is not None]
         self._report(
             asked[0].question.round, answered, {one.client: one.lost for one in asked if one.lost}, late, started
@@ -177,7 +179,7 @@ class NodeGrid(NumberingGrid):
             models[id(model)] = protocol.sha256(model)
         round_, plan = int(config[wire.ROUND]), str(config[wire.PLAN])  # type: ignore[arg-type]
         question = self.question(client, round_, plan, models[id(model)])
-        return Asked(message, question, self.header(question), model, partial(self.answers.problem, question))
+        return Asked(message, question, self.questions.header(question), model, partial(self.answers.problem, question))
 
     def _reply(self, one: Asked) -> Message:
         if not one.body:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -63,12 +62,14 @@ class LedgerPositions:
         self._known[client] = position
         if self._file is None:
             return
-        with self._locked(self._file):
+        with self._file.with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             stored = dict(self._read())
             other = self._own(client, stored)
             if other is None or (other.ledger == position.ledger and other.seq < position.seq):
                 stored[client] = position
-                self._write(self._file, stored)
+                text = json.dumps({str(client): position.values() for client, position in stored.items()})
+                write_durably(self._file, text.encode(), PUBLIC)
 
     def _own(self, client: int, stored: Mapping[int, Position]) -> Position | None:
         """A client's stored position, if its enrolled service has signed it."""
@@ -84,17 +85,6 @@ class LedgerPositions:
         if state != self._read_at:
             self._stored, self._read_at = _parsed(self._file), state
         return self._stored
-
-    @contextmanager
-    def _locked(self, file: Path) -> Iterator[None]:
-        with file.with_suffix(".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
-    @staticmethod
-    def _write(file: Path, stored: Mapping[int, Position]) -> None:
-        text = json.dumps({str(client): position.values() for client, position in stored.items()})
-        write_durably(file, text.encode(), PUBLIC)
 
 
 def _parsed(file: Path) -> dict[int, Position]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
-from fedlgm.node_protocol import Position, Question, printable
-from strategies.node.enrolment import EnrolledNode
+from fedlgm.node_protocol import Question, printable
 
 _PATIENCE_S = 60.0
 
@@ -31,25 +29,6 @@ class NodeQuestions:
     run: str
     work: Mapping[str, Any]
     sign: Callable[[Question], str] | None = None
-
-    def question(
-        self, node: EnrolledNode, round: int, plan: str, model: str, position: Position | None = None, nonce: str = ""
-    ) -> Question:
-        """A question, unique unless a nonce is given.
-
-        Args:
-            node: the addressed node.
-            round: number, from 1.
-            plan: JSON text of the round's plan.
-            model: SHA-256 of the global model.
-            position: the last signed position of the node's ledger.
-            nonce: nonce of an attempt at a secure sum, which its nodes share.
-        """
-        expect = None if position is None else position.values()
-        return Question(
-            self.run, round, node.client, plan, model, self.work, nonce or secrets.token_hex(16), node.service_key,
-            expect,
-        )  # fmt: skip
 
     def header(self, question: Question) -> dict[str, Any]:
         """The header to send, signed if there is a signer.

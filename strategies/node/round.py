@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +36,10 @@ class Patience:
     poll_seconds: float = 0.2
     greet_seconds: float = 20.0
     tell_seconds: float = 10.0
+
+    def needed(self, nodes: int) -> int:
+        """Number of these nodes that must answer."""
+        return max(1, math.ceil(self.quorum * nodes - 1e-9))
 
 
 class Problem(NamedTuple):

@@ -6,7 +6,7 @@ gives the reason. Below the threshold the round is void. No node relies on this 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -204,10 +204,9 @@ class SecureSum:
             return None
         return shares
 
-    def _require(self, clients: Iterable[int], what: str) -> None:
-        found = len(list(clients))
-        if found < self.terms.threshold:
-            void = f"{found} nodes {what}, {self.terms.threshold} are needed: the round is void"
+    def _require(self, clients: Collection[int], what: str) -> None:
+        if len(clients) < self.terms.threshold:
+            void = f"{len(clients)} nodes {what}, {self.terms.threshold} are needed: the round is void"
             raise VoidRound(void + reasons(self.lost))
 
 

@@ -34,7 +34,7 @@ from fedlgm.secagg.steps import AHEAD, NO_MODEL, WORDS, terms_of, texts
 from strategies.node.grid import FIRST_NODE, NodeGrid
 from strategies.node.round import Asked
 from strategies.node.secagg import SecureSum, VoidRound, reasons
-from strategies.nodes import OneNodePerClient
+from strategies.nodes import Addresses, OneNodePerClient
 
 _RESTART_S = 2.0
 """Time from the last node's shares to the next round, after which services may have restarted without their keys."""
@@ -52,13 +52,9 @@ class EnrolledSum(OneNodePerClient):
     """
 
     single = False
+    repeats = False  # a repeated round has other noise
 
-    @property
-    def repeats(self) -> bool:
-        """False, because a repeated round has other noise."""
-        return False
-
-    def addresses(self, blocks: Iterable[np.ndarray]) -> list[tuple[int | None, list[int]]]:
+    def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
         """One message for all clients."""
         clients = [int(client) for block in blocks for client in block]
         return [(FIRST_NODE, clients)] if clients else []
@@ -90,7 +86,7 @@ class SecureGrid(NodeGrid):
             self._prepared = attempt.next
         except VoidRound as error:
             void, total = str(error), np.zeros(attempt.server.terms.size, np.uint32)
-        answered = attempt.answered if not void else []
+        answered = attempt.answered
         lost = {client: why for client, why in (attempt.lost | attempt.guilty).items() if client not in answered}
         for client, why in attempt.guilty.items():
             self.polling.exclude(client, why)
@@ -164,7 +160,7 @@ class _Attempt:
         """Questions that name this model."""
         made = partial(self._grid.question, round=self.round, plan=self._plan, nonce=self._nonce, model=model)
         self._questions: dict[int, Question] = {client: made(client) for client in self._clients}
-        self._headers = {client: self._grid.header(question) for client, question in self._questions.items()}
+        self._headers = {client: self._grid.questions.header(question) for client, question in self._questions.items()}
 
     def total(self, message: Message) -> np.ndarray:
         """Sum of the nodes' words, uint32 [size].
@@ -202,7 +198,7 @@ class _Attempt:
             signed = server.sent() or self._agreed(answered)
             further = following if following and answered == self._clients and following.complete() else None
             given = {client: {"signatures": texts(signed)} for client in signed}
-            revealed = self._said("unmask", given, further, {"adverts": further._adverts} if further else None)
+            revealed = self._said("unmask", given, further)
             total = server.total({client: _numbered(said.get("shares")) for client, said in revealed})
             if further:
                 with suppress(VoidRound):
@@ -227,7 +223,9 @@ class _Attempt:
         self._shared(self._said("share", {client: {"adverts": self._adverts} for client in clients}))
 
     def _shared(self, answers: Iterable[tuple[int, Any]]) -> None:
-        self._delivered = self.server.shared({client: _shares(said) for client, said in answers})
+        self._delivered = self.server.shared(
+            {client: (_numbered(said.get("sealed")), str(said.get("commitment"))) for client, said in answers}
+        )
         self._shared_at = time.monotonic()
 
     def _following(self) -> _Attempt | None:
@@ -248,11 +246,9 @@ class _Attempt:
             self._adverts = self.server.advertised(self._early)
         return len(self._adverts) == len(self._clients)
 
-    def _said(
-        self, step: str, given: Mapping[int, Any], further: _Attempt | None = None, early: Any = None
-    ) -> Iterator[tuple[int, Any]]:
+    def _said(self, step: str, given: Mapping[int, Any], further: _Attempt | None = None) -> Iterator[tuple[int, Any]]:
         """Answers to a step without numbers; arguments as for `_trip`."""
-        for one in self._trip(step, given, further, early):
+        for one in self._trip(step, given, further):
             assert one.answer is not None
             yield one.client, one.answer["said"]
 
@@ -263,20 +259,19 @@ class _Attempt:
         if not self._grid.answers.said(step, self._questions[client], header, b""):
             self._early[client] = header["said"]
 
-    def _ahead(self, client: int, given: Any) -> dict[str, Any]:
+    def _ahead(self, client: int) -> dict[str, Any]:
         """Header fields of a step that is asked ahead, where they differ from those of the step that it comes with."""
+        given = {"adverts": self._adverts} if self._adverts else {}
         header = self._headers[client]
         return {
             "round": self.round, "nonce": self._nonce, "model": NO_MODEL, "given": given,
             "expect": header.get("expect"), "signature": header.get("signature", ""),
         }  # fmt: skip
 
-    def _trip(
-        self, step: str, given: Mapping[int, Any], further: _Attempt | None = None, early: Any = None
-    ) -> list[Asked]:
+    def _trip(self, step: str, given: Mapping[int, Any], further: _Attempt | None = None) -> list[Asked]:
         """Ask these clients one step, and wait; those that answered.
 
-        With it every node is asked a step of the `further` attempt, given `early`, whose answers that attempt keeps.
+        With it every node is asked a step of the `further` attempt, which keeps the answers.
 
         Raises:
             RunError: fewer than the threshold.
@@ -288,7 +283,7 @@ class _Attempt:
             if not body:
                 header["model"] = question.model
             if further:
-                header["ahead"] = further._ahead(client, early or {})
+                header["ahead"] = further._ahead(client)
             check = grid.answers.problem if body else partial(grid.answers.said, step)
             asked.append(Asked(self._message, question, header, body, partial(check, question), step))
         threshold = self.server.terms.threshold
@@ -317,7 +312,3 @@ def _numbered(raw: Any) -> dict[int, str]:
         return {int(client): str(text) for client, text in raw.items()}
     except (AttributeError, ValueError):
         return {}
-
-
-def _shares(said: Any) -> tuple[dict[int, str], str]:
-    return (_numbered(said.get("sealed")), str(said.get("commitment"))) if isinstance(said, dict) else ({}, "")

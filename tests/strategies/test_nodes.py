@@ -161,7 +161,7 @@ class TestNodesThatComeAndGo:
         [
             (
                 {wire.PARTITION: 2, wire.PARTITIONS: CLIENTS},
-                f"node 4 says that it is client 2, as node {node_of(2)}",
+                f"not used: nodes {node_of(2)} and 4 both say that they are client 2",
             ),
             ({wire.PARTITION: 2, wire.PARTITIONS: 99}, "node 4 says that it is client 2 of 99"),
             ({wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT}, "node 4 serves any client"),

@@ -138,14 +138,9 @@ class Trackers:
         ConfigError: an object is not a tracker.
     """
 
-    def __init__(self, members: Iterable[tuple[str, Tracker]] = ()) -> None:
-        self._members = [(name, _checked(tracker, name)) for name, tracker in members]
-
-    @classmethod
-    def of(cls, named: Sequence[str] | None, objects: Iterable[Tracker] = ()) -> Trackers:
-        """Trackers named in a recipe (see `named_in`), then objects; the errors are those of `make`."""
-        members = [(repr(name), make(name)) for name in named_in(named)]
-        return cls([*members, *((type(tracker).__name__, tracker) for tracker in objects)])
+    def __init__(self, named: Sequence[str] | None = (), objects: Iterable[Tracker] = ()) -> None:
+        self._members = [(repr(name), make(name)) for name in named_in(named)]
+        self._members += [(name := type(tracker).__name__, _checked(tracker, name)) for tracker in objects]
 
     def start(self, run: RunStart) -> None:
         """Start each tracker; if one fails, those before it are ended.

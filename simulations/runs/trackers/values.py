@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm.files import PUBLIC, write_durably
+from simulations.runs.rows import excerpt
 
 _SHOWN = ("guarantee", "guarantee_status", "ledger_head", "model_sha256", "delta", "noise_reproducible", "epsilon")
 _FILE = "trackers.json"
@@ -30,7 +31,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def summary_figures(summary: Mapping[str, Any] | None) -> dict[str, Any]:
     """Figures of a run's summary for a tracker, with the guarantee for every epsilon."""
-    return {name: summary[name] for name in _SHOWN if name in summary} if summary is not None else {}
+    return excerpt(_SHOWN, summary or {})
 
 
 def remembered(folder: Path, tracker: str, create: Callable[[], str]) -> str:

@@ -91,7 +91,9 @@ def test_a_supernode_states_its_id_at_the_head_of_its_log(folder: DeploymentFold
         processes._stop(folder, [role])
 
 
-@pytest.mark.parametrize("text", ["", "3", "null", '{"a": 1}', '{"a": [1]}', '{"a": [null, null]}', '{"a": ["1", 2]}'])
+@pytest.mark.parametrize(
+    "text", ["", "3", "null", '{"a": 1}', '{"a": [1, 2]}', '{"a": [null, null, 0]}', '{"a": ["1", 2, 0]}']
+)
 def test_a_damaged_record_of_processes_is_named(folder: DeploymentFolder, text: str) -> None:
     folder.processes_file.write_text(text)
     with pytest.raises(RunError, match=r"processes\.json is damaged .*: delete it, and what `up` started"):
@@ -186,11 +188,6 @@ def test_a_process_that_cannot_be_recorded_is_ended(
     with pytest.raises(kind, match=says):
         processes._start(folder, "node0-service", {}, [])
     assert processes._marked(folder) == {}
-
-
-def test_processes_of_an_earlier_version_are_known(folder: DeploymentFolder) -> None:
-    folder.processes_file.write_text('{"signer": [1, 2.5]}')
-    assert processes._recorded(folder) == {"signer": (1, 2.5, 0)}
 
 
 def test_a_killed_supernode_is_told_from_a_connected_one(

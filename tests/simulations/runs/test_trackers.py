@@ -235,7 +235,7 @@ def test_objects_do_not_reach_the_server_of_the_flower_engine(tiny: Callable[...
 
 def test_ended_once() -> None:
     notes = Notes()
-    group = Trackers([("notes", notes)])
+    group = Trackers(objects=[notes])
     group.end({"epsilon": 1.0})
     group.end(None)
     assert notes.told == [("end", {"epsilon": 1.0})]

@@ -135,7 +135,7 @@ def test_a_signer_that_does_not_sign_for_the_next_round_leaves_this_one_whole(se
         return ""
 
     grid = secure.grid()
-    grid._questions = NodeQuestions("run", WORK, sign)
+    grid.questions = NodeQuestions("run", WORK, sign)
     secure.run(2, grid)
     assert [len(report.answered) for report in secure.reports] == [NODES] * 2
     assert secure.asked()[0] == of_round(1) + of_round(2)
