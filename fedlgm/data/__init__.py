@@ -32,7 +32,7 @@ from fedlgm.data.named_tables import read_files, read_hub
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.pixels import Pixels, moved
-from fedlgm.data.sources import FILE_SETS, FileSet, locate, read, read_test
+from fedlgm.data.sources import FILE_SETS, locate, read, read_test
 from fedlgm.data.tables import is_table
 from fedlgm.errors import ConfigError, DataError, alternatives
 from fedlgm.extension import HUB, is_reference, load_object, named_arguments, users_code
@@ -138,8 +138,9 @@ def load(
         return DataSet.from_mapping(read_hub(name, data_dir, download=download, **options))
     if is_reference(name):
         return _own(load_object(name, "data set"), repr(name))
-    if (half := _HALF.fullmatch(name)) is not None:
-        return _part(load(half[1], data_dir, download=download, **options), name, half[2] == "public")
+    base, half = _split(name)
+    if half:
+        return _part(load(base, data_dir, download=download, **options), name, half)
     if name in _MADE_HERE:
         return _MADE_HERE[name]()
     if name in FILE_SETS:
@@ -181,7 +182,7 @@ def only_test_examples(
     >>> len(found.train_y), found.train_y is found.test_y
     (355, True)
     """
-    base = _base(name)
+    base, _ = _split(name)
     if is_reference(name) or base in OPTIONS or base.startswith(HUB):
         raise ConfigError(
             f"the test examples of {name!r} cannot be read without its training examples, which may be private: give "
@@ -202,7 +203,7 @@ def reading_options(name: str) -> tuple[str, ...]:
     >>> reading_options("image-folder")[:2], reading_options("hf:owner/name")[:2], reading_options("my.data:faces")
     (('image_size', 'channels'), ('subset', 'splits'), ())
     """
-    base = _base(name)
+    base, _ = _split(name)
     kind = f"{HUB}owner/name" if base.startswith(HUB) else base
     pictures = base in ("digits", IMAGE_FOLDER) or (base in FILE_SETS and len(FILE_SETS[base].shape) == 3)
     return OPTIONS.get(kind, ()) + (("pixels",) if pictures else ())
@@ -234,10 +235,10 @@ def outline(
     >>> outline("image-folder"), outline("image-folder", image_classes=2).shape
     (None, (3, 64, 64))
     """
-    spec = _files_of(name)
-    if spec is not None:
-        shape, classes = spec.shape, spec.classes
-    elif _base(name) == IMAGE_FOLDER and image_classes is not None:
+    base, _ = _split(name)
+    if base in FILE_SETS:
+        shape, classes = FILE_SETS[base].shape, FILE_SETS[base].classes
+    elif base == IMAGE_FOLDER and image_classes is not None:
         shape, classes = (channels, image_size, image_size), image_classes
     else:
         return None
@@ -260,12 +261,12 @@ def published_examples(name: str, train_images: int | None = None) -> int | None
     >>> published_examples("image-folder", 162_770)
     162770
     """
-    spec, half = _files_of(name), _HALF.fullmatch(name)
-    base = _base(name)
-    whole = train_images if base == IMAGE_FOLDER else TRAINING_EXAMPLES.get(base) if spec is None else spec.examples
-    if whole is None or half is None:
-        return whole
-    return len(range(whole)[_rows(whole, half[2] == "public")])
+    base, half = _split(name)
+    if base in FILE_SETS:
+        whole = FILE_SETS[base].examples
+    else:
+        whole = train_images if base == IMAGE_FOLDER else TRAINING_EXAMPLES.get(base)
+    return whole if whole is None or not half else len(range(whole)[_rows(whole, half)])
 
 
 @named_arguments
@@ -303,10 +304,10 @@ def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {part: data[part] for part in ("train", "test") if part in data}
 
 
-def _base(name: str) -> str:
-    """The set that `name` is a half of, or `name` itself."""
+def _split(name: str) -> tuple[str, str]:
+    """A set and "public" or "private" if `name` is that half of it; else `name` and ""."""
     half = _HALF.fullmatch(name)
-    return name if half is None else half[1]
+    return (name, "") if half is None else (half[1], half[2])
 
 
 @named_arguments
@@ -316,24 +317,19 @@ def twin(name: str) -> str | None:
     >>> twin("digits/private"), twin("digits")
     ('digits/public', None)
     """
-    half = _HALF.fullmatch(name)
-    return f"{half[1]}/public" if half is not None and half[2] == "private" else None
+    base, half = _split(name)
+    return f"{base}/public" if half == "private" else None
 
 
-def _files_of(name: str) -> FileSet | None:
-    """The bundled set of files that `name` is, or is a half of."""
-    return FILE_SETS.get(_base(name))
-
-
-def _rows(examples: int, public: bool) -> slice:
+def _rows(examples: int, half: str) -> slice:
     """Indices of the training examples in one half."""
-    return slice(examples // 2, None) if public else slice(examples // 2)
+    return slice(examples // 2, None) if half == "public" else slice(examples // 2)
 
 
-def _part(whole: DataSet, name: str, public: bool) -> DataSet:
+def _part(whole: DataSet, name: str, half: str) -> DataSet:
     """One of two halves of the training examples; the test examples are the same."""
     order = np.random.default_rng(0).permutation(len(whole.train_y))
-    rows = np.sort(order[_rows(len(order), public)])
+    rows = np.sort(order[_rows(len(order), half)])
     users = None if whole.train_user is None else np.unique(whole.train_user[rows], return_inverse=True)[1]
     held, test_x, y = whole.held("train_x"), whole.held("test_x"), whole.train_y[rows]
     x = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)

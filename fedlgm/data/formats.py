@@ -53,8 +53,9 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 
-def read_idx_pair(images: Path, labels: Path) -> Samples:
-    """Grey images and their labels from two IDX files."""
+def read_idx_pair(image_files: Sequence[Path], label_files: Sequence[Path]) -> Samples:
+    """Grey images and their labels from two IDX files, the first of each sequence."""
+    images, labels = image_files[0], label_files[0]
     x, y = read_idx(images), read_idx(labels)
     if x.ndim != 3 or y.shape != x.shape[:1]:
         raise DataError(
@@ -83,18 +84,18 @@ def _load_cifar_batch(file: BinaryIO, label_key: str) -> Samples:
     return Samples(x, y)
 
 
-def read_cifar(paths: Sequence[Path], label_key: str) -> Samples:
+def read_cifar(*files: Sequence[Path], label_key: str) -> Samples:
     """Images of CIFAR's Python version, batches joined.
 
     Args:
-        paths: pickled batches, each a dict with "data" (uint8 [n, 3072], channel first) and `label_key`.
+        files: pickled batches, one in each, a dict with "data" (uint8 [n, 3072], channel first) and `label_key`.
         label_key: "labels" for CIFAR-10, "fine_labels" for CIFAR-100.
 
     Returns:
         Images uint8 [n, 3, 32, 32] and labels.
     """
     batches = []
-    for path in paths:
+    for (path,) in files:
         try:
             with path.open("rb") as file:
                 batches.append(_load_cifar_batch(file, label_key))
@@ -104,10 +105,11 @@ def read_cifar(paths: Sequence[Path], label_key: str) -> Samples:
     return Samples(np.concatenate([batch.x for batch in batches]), np.concatenate([batch.y for batch in batches]))
 
 
-def read_svhn(path: Path) -> Samples:
-    """Cropped digits of SVHN from a MATLAB file; its label 10 stands for the digit 0."""
+def read_svhn(files: Sequence[Path]) -> Samples:
+    """Cropped digits of SVHN from one MATLAB file; its label 10 stands for the digit 0."""
     from scipy.io import loadmat
 
+    (path,) = files
     try:
         content = loadmat(path)
         x = np.ascontiguousarray(np.asarray(content["X"], dtype=np.uint8).transpose(3, 2, 0, 1))

@@ -29,12 +29,8 @@ def encode(text: str, alphabet: str = ALPHABET) -> np.ndarray:
     >>> decode(encode("In the beginning § God"))
     'In the beginning  God'
     """
-    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    known = np.frombuffer(alphabet.encode("utf-32-le"), dtype=np.uint32)
-    order = np.argsort(known)
-    place = np.minimum(np.searchsorted(known, points, sorter=order), len(known) - 1)
-    tokens = order[place]
-    return tokens[known[tokens] == points].astype(np.int64)
+    numbers = {character: number for number, character in enumerate(alphabet)}
+    return np.array([numbers[character] for character in text if character in numbers], dtype=np.int64)
 
 
 def decode(tokens: np.ndarray) -> str:
