@@ -76,10 +76,14 @@ class VectorizedTrainer:
             return (losses * mask).sum() / mask.sum().clamp(min=1)
 
         self._eager: Gradients = vmap(grad(loss))
-        # Where the compiler would choose by stopwatch, it chooses by rule: bits must not depend on the time of day.
-        options: dict[str, Any] | None = {"deterministic": True} if self._device.type == "cuda" else None
-        self._compiled = torch.compile(self._eager, dynamic=False, options=options) if compile else None
-        self._recorded = Recorded(self._eager) if self._device.type == "cuda" and not compile else None
+        self._fast: Gradients | None = None
+        self._compiles, cuda = compile, self._device.type == "cuda"
+        if compile:
+            # Where the compiler would choose by stopwatch, it chooses by rule: bits must not depend on the time of day.
+            options: dict[str, Any] | None = {"deterministic": True} if cuda else None
+            self._fast = torch.compile(self._eager, dynamic=False, options=options)
+        elif cuda:
+            self._fast = Recorded(self._eager)
 
     @property
     def width(self) -> int:
@@ -139,25 +143,17 @@ class VectorizedTrainer:
         return result[: len(batch)].sub_(model)
 
     def _call(self, parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        if self._compiled is not None:
+        if self._fast is not None and (self._compiles or self._proven):
             try:
-                return self._compiled(parameters, x, y, mask)
+                return self._fast(parameters, x, y, mask)
             except Exception as error:  # the compiler's failures have no common base
                 if out_of_memory(error):
                     raise
-                text = f"torch.compile does not work here ({type(error).__name__}): running uncompiled"
+                kind, self._fast = type(error).__name__, None
+                text = f"the step cannot be recorded as a CUDA graph ({kind}): launching its kernels"
+                if self._compiles:
+                    text = f"torch.compile does not work here ({kind}): running uncompiled"
                 warnings.warn(text, Notice, stacklevel=2)
-                self._compiled = None
-        if self._recorded is not None and self._proven:
-            try:
-                gradients: dict[str, Tensor] = self._recorded(parameters, x, y, mask)
-                return gradients
-            except Exception as error:
-                if out_of_memory(error):
-                    raise
-                text = f"the step cannot be recorded as a CUDA graph ({type(error).__name__}): launching its kernels"
-                warnings.warn(text, Notice, stacklevel=2)
-                self._recorded = None
         try:
             gradients = self._eager(parameters, x, y, mask)
         except Exception as error:  # what torch.func cannot transform fails in many ways
