@@ -34,6 +34,7 @@ from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.pixels import Pixels, moved
 from fedlgm.data.sources import FILE_SETS, locate, read, read_test
 from fedlgm.data.tables import is_table
+from fedlgm.data.users import user_numbers
 from fedlgm.errors import ConfigError, DataError, alternatives
 from fedlgm.extension import HUB, is_reference, load_object, named_arguments, users_code
 
@@ -145,18 +146,17 @@ def load(
         return _MADE_HERE[name]()
     if name in FILE_SETS:
         return read(name, locate(name, data_dir, download=download))
-    size = re.fullmatch(r"synthetic(?:-(\d+))?", name)
-    if size is None and name.endswith((".csv", ".parquet")):
+    if (size := re.fullmatch(r"synthetic(?:-(\d+))?", name)) is not None:
+        return _synthetic(int(size[1])) if size[1] else _synthetic()
+    if name.endswith((".csv", ".parquet")):
         raise ConfigError(
             f"{name!r} is a file: set data.name = {TABLE!r}, data.file = {name!r}, data.test_file and data.target; in "
             "Python pass tables, data={'train': pandas.read_csv(...), 'test': ..., 'target': column}"
         )
-    if size is None and name.endswith((".tsv", ".npz", ".npy", ".json", ".xlsx")):
+    if name.endswith((".tsv", ".npz", ".npy", ".json", ".xlsx")):
         raise ConfigError(f"{name!r} is a file: read it in Python and pass data={{'train': (x, y), 'test': (x, y)}}")
-    if size is None:
-        own = ("synthetic-N with N samples", f"{HUB}owner/name", "your own as package.module:name")
-        raise ConfigError(f"unknown data set {name!r}; {alternatives(name, names(), *own)}")
-    return _synthetic(int(size[1])) if size[1] else _synthetic()
+    own = ("synthetic-N with N samples", f"{HUB}owner/name", "your own as package.module:name")
+    raise ConfigError(f"unknown data set {name!r}; {alternatives(name, names(), *own)}")
 
 
 @named_arguments
@@ -285,11 +285,7 @@ def with_users(data: Any, users: Any) -> Any:
     [0, 0, 1, 2]
     """
     if isinstance(data, DataSet):
-        named = DataSet.from_arrays(
-            (data.train_x, data.train_y), (data.test_x, data.test_y), users=users, classes=data.classes,
-            labels=data.labels, name=data.name,
-        )  # fmt: skip
-        return dataclasses.replace(named, spent=data.spent)
+        return dataclasses.replace(data, train_user=user_numbers(users, len(data.train_y)), clients=None)
     if isinstance(data, Mapping):
         return {**_two_parts(data), "users": users}
     if is_table(data):
@@ -331,11 +327,12 @@ def _part(whole: DataSet, name: str, half: str) -> DataSet:
     order = np.random.default_rng(0).permutation(len(whole.train_y))
     rows = np.sort(order[_rows(len(order), half)])
     users = None if whole.train_user is None else np.unique(whole.train_user[rows], return_inverse=True)[1]
-    held, test_x, y = whole.held("train_x"), whole.held("test_x"), whole.train_y[rows]
-    x = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
-    return DataSet(
-        name, x, y, test_x, whole.test_y, whole.classes, users, spent=whole.spent, labels=whole.labels,  # type: ignore[arg-type]
-    )  # fmt: skip
+    held = whole.held("train_x")
+    x: Any = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
+    test_x: Any = whole.held("test_x")
+    return dataclasses.replace(
+        whole, name=name, train_x=x, train_y=whole.train_y[rows], test_x=test_x, train_user=users, clients=None
+    )
 
 
 def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:
@@ -345,12 +342,9 @@ def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:
     if len(pixels) != 2 or not all(map(math.isfinite, pixels)) or not pixels[0] < pixels[1]:
         raise ConfigError(f"pixels must be two numbers, the lower one first, such as [0, 1]; got {list(pixels)}")
     low, high = pixels
-    train_x, test_x = (
-        x.between(low, high) if isinstance(x, Pixels) else moved(x, low, high)  # type: ignore[arg-type]
-        for x in (found.held("train_x"), found.held("test_x"))
-    )
-    fields = {field.name: found.__dict__.get(field.name) for field in dataclasses.fields(found)}
-    return DataSet(**fields | {"train_x": train_x, "test_x": test_x})
+    held: tuple[Any, Any] = found.held("train_x"), found.held("test_x")
+    train_x, test_x = (x.between(low, high) if isinstance(x, Pixels) else moved(x, low, high) for x in held)
+    return dataclasses.replace(found, train_x=train_x, test_x=test_x)  # type: ignore[arg-type]
 
 
 def _own(found: Any, label: str) -> DataSet:

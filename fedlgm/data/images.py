@@ -73,10 +73,8 @@ def load_folder(
         )
     found = _by_attribute(Path(folder), attribute) if attribute is not None else _by_folder(Path(folder))
     files, labels, tests, classes = found
-    for option, stated, there in (
-        ("train_images", train_images, int((~tests).sum())),
-        ("image_classes", image_classes, classes),
-    ):
+    train = int((~tests).sum())
+    for option, stated, there in (("train_images", train_images, train), ("image_classes", image_classes, classes)):
         if stated not in (None, there):
             what = option.replace("train_", "training ").replace("image_", "")
             raise DataError(
@@ -85,7 +83,7 @@ def load_folder(
             )
     order = np.argsort(tests, kind="stable")  # training images first
     stamps = [(str(files[i]), files[i].stat().st_size, files[i].stat().st_mtime_ns) for i in order]
-    return _resized(tuple(stamps), tuple(labels[order].tolist()), int((~tests).sum()), classes, image_size, channels)
+    return _resized(tuple(stamps), tuple(labels[order].tolist()), train, classes, image_size, channels)
 
 
 @cache

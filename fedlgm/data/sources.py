@@ -201,10 +201,7 @@ def read(name: str, folder: Path) -> DataSet:
     spec = FILE_SETS[name]
     train = spec.samples(folder, spec.train)
     train, test = (train, spec.samples(folder, spec.test)) if spec.test else train
-    for part, y in (("training", train.y), ("test", test.y)):
-        _check_labels(name, folder, part, y)
-    users = None if train.user is None else np.unique(train.user, return_inverse=True)[1].astype(np.int64)
-    return DataSet(name, _scaled(train.x), train.y, _scaled(test.x), test.y, spec.classes, users)
+    return _made(name, folder, train, test)
 
 
 def read_test(name: str, folder: Path) -> DataSet:
@@ -214,16 +211,17 @@ def read_test(name: str, folder: Path) -> DataSet:
         DataError: if a file is damaged.
     """
     spec = FILE_SETS[name]
-    found = spec.samples(folder, spec.test)
-    _check_labels(name, folder, "test", found.y)
-    x = _scaled(found.x)
-    return DataSet(name, x, found.y, x, found.y, spec.classes)
+    found = spec.samples(folder, spec.test)._replace(user=None)
+    return _made(name, folder, found, found)
 
 
-def _check_labels(name: str, folder: Path, part: str, y: np.ndarray) -> None:
+def _made(name: str, folder: Path, train: Samples, test: Samples) -> DataSet:
     classes = FILE_SETS[name].classes
-    if not len(y) or y.min() < 0 or y.max() >= classes:
-        raise DataError(f"{folder}: the {part} labels of {name} must exist and lie in [0, {classes})")
+    for part, y in (("test", test.y), ("training", train.y)):
+        if not len(y) or y.min() < 0 or y.max() >= classes:
+            raise DataError(f"{folder}: the {part} labels of {name} must exist and lie in [0, {classes})")
+    users = None if train.user is None else np.unique(train.user, return_inverse=True)[1].astype(np.int64)
+    return DataSet(name, _scaled(train.x), train.y, _scaled(test.x), test.y, classes, users)
 
 
 def _scaled(x: np.ndarray) -> Any:

@@ -80,10 +80,12 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     parts = {part: _columns(data.get(part), part) for part in ("train", "test")}
     options = {key: data[key] for key in OPTIONS if data.get(key) is not None}
     found = {key: value for key, value in data.items() if key not in (*parts, *OPTIONS)}
-    if "users" in options:
-        users = options["users"]
-        found["users"] = np.asarray(_taken(parts["train"], users, "train")) if isinstance(users, str) else users
-        parts["test"].pop(users, None) if isinstance(users, str) else None
+    users = options.get("users")
+    if isinstance(users, str):
+        parts["test"].pop(users, None)
+        users = np.asarray(_taken(parts["train"], users, "train"))
+    if users is not None:
+        found["users"] = users
     if "text" in options or "tokenizer" in options:
         for part, columns in parts.items():
             columns.update(_tokenized(columns, part, options))
