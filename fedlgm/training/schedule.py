@@ -20,26 +20,20 @@ class Schedule:
 
     The examples go to the device once, unpadded, and every step gathers its own. Nothing waits for the device.
 
+    Args:
+        tasks: at most `rows` clients.
+        orders: their examples' order in every epoch, [epochs, n] each.
+        rows: clients in the padded batch; those without a task read the first client's examples, masked.
+        size: examples of a step.
+        device: device of the steps.
+
     Attributes:
         steps: steps of the longest client.
     """
 
-    def __init__(self, x: Inputs, y: Tensor, index: Tensor, mask: Tensor, order: Tensor, ends: list[int]) -> None:
-        self._x, self._y, self._index, self._mask = x, y, index, mask
-        self._order, self._ends = order, ends
-        self.steps = len(index)
-
-    @classmethod
-    def of(cls, tasks: list[ClientTask], orders: list[Tensor], rows: int, size: int, device: torch.device) -> Schedule:
-        """Schedule of a batch.
-
-        Args:
-            tasks: at most `rows` clients.
-            orders: their examples' order in every epoch, [epochs, n] each.
-            rows: clients in the padded batch; those without a task read the first client's examples, masked.
-            size: examples of a step.
-            device: device of the steps.
-        """
+    def __init__(
+        self, tasks: list[ClientTask], orders: list[Tensor], rows: int, size: int, device: torch.device
+    ) -> None:
         batches = [-(-order.shape[1] // size) for order in orders]
         steps = np.array([len(order) * count for order, count in zip(orders, batches, strict=True)])
         first = np.concatenate([[0], np.cumsum([len(task.y) for task in tasks])])
@@ -55,10 +49,11 @@ class Schedule:
             mask[: len(padded), row] = torch.nn.functional.pad(
                 torch.ones(epochs, examples, dtype=mask.dtype), padding
             ).view(-1, size)
-        x, y = inputs.concatenate([task.x for task in tasks]), torch.cat([task.y for task in tasks])
-        order = torch.from_numpy(np.argsort(steps, kind="stable"))
-        ends = np.searchsorted(np.sort(steps), np.arange(steps.max() + 1), side="right").tolist()
-        return cls(inputs.to(x, device), y.to(device), index.to(device), mask.to(device), order.to(device), ends)
+        self._x = inputs.to(inputs.concatenate([task.x for task in tasks]), device)
+        self._y = torch.cat([task.y for task in tasks]).to(device)
+        self._index, self._mask, self.steps = index.to(device), mask.to(device), len(index)
+        self._order = torch.from_numpy(np.argsort(steps, kind="stable")).to(device)
+        self._ends = np.searchsorted(np.sort(steps), np.arange(self.steps + 1), side="right").tolist()
 
     def batch(self, step: int) -> tuple[Inputs, Tensor, Tensor]:
         """Inputs and targets [rows, size, ...] and mask [rows, size] of one step."""

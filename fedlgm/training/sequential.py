@@ -106,7 +106,7 @@ class SequentialTrainer:
 
     def _optimizer(self, steps: int) -> FlatOptimizer:
         """A fresh optimizer for the `steps` steps of one client."""
-        return optimizer_of(self._settings, self._weights)
+        return FlatOptimizer.of(self._settings, self._weights)
 
     def _adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
         """Change a step's gradient in place, for local objectives other than the loss, such as FedProx."""
@@ -137,8 +137,3 @@ class Autograd:
     def _outputs(self, x: Inputs) -> Tensor:
         outputs: Tensor = inputs.call(self._module, x)
         return outputs
-
-
-def optimizer_of(settings: LocalTraining, weights: Tensor) -> FlatOptimizer:
-    """A fresh optimizer with these settings."""
-    return FlatOptimizer(settings.optimizer, weights, lr=settings.lr, momentum=settings.momentum)

@@ -24,9 +24,9 @@ from fedlgm.models.built import Built, refuse_gradient_hooks
 from fedlgm.models.requirements import Unchanged, require_stateless
 from fedlgm.tasks import Classification, Task
 from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.recorded import Recorded
 from fedlgm.training.schedule import Schedule
-from fedlgm.training.sequential import optimizer_of
 
 Gradients = Callable[[dict[str, Tensor], Inputs, Tensor, Tensor], dict[str, Tensor]]
 
@@ -120,12 +120,12 @@ class VectorizedTrainer:
 
     def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
         """Updates [clients, D] of one batch."""
-        schedule = Schedule.of(batch, orders, self._width, self._settings.batch_size, self._device)
+        schedule = Schedule(batch, orders, self._width, self._settings.batch_size, self._device)
         weights = model.expand(self._width, -1).clone()
         parameters = self._layers.unflatten(weights)
         gradient = torch.zeros_like(weights)
         trained = None if batch[0].trained is None else batch[0].trained.to(self._device)
-        optimizer = optimizer_of(self._settings, weights)
+        optimizer = FlatOptimizer.of(self._settings, weights)
         result = empty_block(self._width, self._layers.size, self._device, weights.dtype)
         for step in range(schedule.steps):
             gradients = self._call(parameters, *schedule.batch(step))
