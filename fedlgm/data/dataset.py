@@ -132,8 +132,7 @@ class DataSet:
         for part, y in (("training", train_y), ("test", test_y)):
             if len(y) == 0:
                 raise DataError(f"{part} data: there must be at least one {part} example")
-        alike = tuple(inputs.each(_kind, (train_x, train_y))) == tuple(inputs.each(_kind, (test_x, test_y)))
-        if not alike:
+        if inputs.each(_kind, (train_x, train_y)) != inputs.each(_kind, (test_x, test_y)):
             raise DataError(
                 f"test: its arrays {_describe(test_x, test_y)} are not like the training set's "
                 f"{_describe(train_x, train_y)}: only their lengths may differ"

@@ -13,7 +13,7 @@ import pickle
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -75,15 +75,6 @@ class _ArrayUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of the CIFAR format")
 
 
-def _load_cifar_batch(file: BinaryIO, label_key: str) -> Samples:
-    batch = _ArrayUnpickler(file, encoding="latin1").load()
-    x = np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
-    y = np.asarray(batch[label_key], dtype=np.int64)
-    if y.shape != x.shape[:1]:
-        raise ValueError(f"{len(x)} images but {len(y)} labels")
-    return Samples(x, y)
-
-
 def read_cifar(*files: Sequence[Path], label_key: str) -> Samples:
     """Images of CIFAR's Python version, batches joined.
 
@@ -94,15 +85,19 @@ def read_cifar(*files: Sequence[Path], label_key: str) -> Samples:
     Returns:
         Images uint8 [n, 3, 32, 32] and labels.
     """
-    batches = []
+    xs, ys = [], []
     for (path,) in files:
         try:
             with path.open("rb") as file:
-                batches.append(_load_cifar_batch(file, label_key))
+                batch = _ArrayUnpickler(file, encoding="latin1").load()
+            xs.append(np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, 32, 32))
+            ys.append(np.asarray(batch[label_key], dtype=np.int64))
+            if ys[-1].shape != xs[-1].shape[:1]:
+                raise ValueError(f"{len(xs[-1])} images but {len(ys[-1])} labels")
         # A damaged pickle can raise nearly anything.
         except Exception as error:
             raise DataError(f"{path} is not a batch of CIFAR's Python version: {error!r}") from error
-    return Samples(np.concatenate([batch.x for batch in batches]), np.concatenate([batch.y for batch in batches]))
+    return Samples(np.concatenate(xs), np.concatenate(ys))
 
 
 def read_svhn(files: Sequence[Path]) -> Samples:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.formats import Samples
@@ -64,24 +65,20 @@ def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = A
     """
     if len(set(alphabet)) < len(alphabet):
         raise DataError("the alphabet names a character twice")
-    cut, users = [], []
+    cut, users = [np.zeros((0, length + 1), dtype=np.int64)], list[int]()
     for number, text in enumerate(texts.values()):
         tokens = encode(text, alphabet)
-        count = max(len(tokens) - 1, 0) // length
-        starts = np.arange(count)[:, None] * length
-        cut.append(tokens[starts + np.arange(length + 1)] if count else np.zeros((0, length + 1), dtype=np.int64))
-        users.append(np.full(count, number))
-    rows, user = np.concatenate(cut), np.concatenate(users)
+        if len(tokens) > length:
+            cut.append(sliding_window_view(tokens, length + 1)[::length])
+            users += [number] * len(cut[-1])
+    rows, user = np.concatenate(cut), np.array(users)
     if len(rows) < 2:
         raise DataError(
             f"the texts hold {len(rows)} windows of {length} characters: give longer texts or shorter windows"
         )
     test = np.arange(len(rows)) % _TEST_EVERY == min(_TEST_EVERY, len(rows)) - 1
-    train_rows, test_rows = rows[~test], rows[test]
-    return (
-        Samples(np.ascontiguousarray(train_rows[:, :-1]), np.ascontiguousarray(train_rows[:, 1:]), user[~test]),
-        Samples(np.ascontiguousarray(test_rows[:, :-1]), np.ascontiguousarray(test_rows[:, 1:])),
-    )
+    x, y = rows[:, :-1], rows[:, 1:]
+    return Samples(x[~test], y[~test], user[~test]), Samples(x[test], y[test])
 
 
 def next_character(
