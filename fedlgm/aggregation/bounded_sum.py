@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -104,8 +105,7 @@ class BoundedSum:
 
     def _bounded(self, updates: Updates) -> Tensor:
         """Rows that the trainer has bounded as the plan says: updates, then answers to its queries."""
-        rows = bounded(updates, self.plan.bounds, self.plan.asked)
-        return rows if rows.ndim == 2 else rows[None]
+        return torch.atleast_2d(bounded(updates, self.plan.bounds, self.plan.asked))
 
     def _add_bounded(self, row: Tensor) -> None:
         """Add one row that the trainer has bounded, in float64 throughout."""
@@ -113,15 +113,19 @@ class BoundedSum:
         if not (math.isfinite(float(row.sum())) or row.isfinite().all()):  # the sum of finite numbers may overflow
             self.discarded += 1
             return
-        if self.plan.complete:  # layers and answers follow each other as in the sum
-            _add_scaled_(self.total, row, 1.0)
-            return
-        layers, position = self.plan.layers, 0
-        views = layers.split(row[: layers.size])
-        answers = [row[layers.size :]] if self.plan.queries else []
-        for part in (*(views[j] for j in self.plan.indices), *answers):  # large ones are not copied whole
-            _add_scaled_(self.total[position : position + len(part)], part.to(self.total.device), 1.0)
-            position += len(part)
+        position = 0
+        for part in self._kept(row[None]):  # large ones are not copied whole
+            _add_scaled_(self.total[position : position + part.shape[1]], part[0].to(self.total.device), 1.0)
+            position += part.shape[1]
+
+    def _kept(self, rows: Tensor) -> list[Tensor]:
+        """Views of the columns of released layers, and of the answers behind them; adjacent ones share a view."""
+        ends, pieces = [*self.plan.layers.offsets.tolist(), rows.shape[1]], []
+        for released, run in itertools.groupby(range(len(ends) - 1), key=[*self.plan.released, True].__getitem__):
+            parts = list(run)
+            if released:
+                pieces.append(rows[:, ends[parts[0]] : ends[parts[-1] + 1]])
+        return pieces
 
     def skip(self, clients: int) -> None:
         """Count clients without data, which contribute zero."""

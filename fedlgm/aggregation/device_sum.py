@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -83,21 +81,11 @@ class DeviceSum(BoundedSum):
         self.count += len(rows)
         finite = rows.isfinite().all(dim=1)
         self.discarded = self.discarded + (~finite).sum()
-        width = self.plan.layers.size
         for row, good in zip(rows, finite, strict=True):
             position = 0
-            for part in (*self._kept(row[None, :width]), row[None, width:]):
+            for part in self._kept(row[None]):
                 self.total[position : position + part.shape[1]] += torch.where(good, part[0], 0.0).to(self.total)
                 position += part.shape[1]
-
-    def _kept(self, updates: Tensor) -> list[Tensor]:
-        """Views of the released layers' columns; adjacent layers share one view."""
-        offsets, pieces = self.plan.layers.offsets, []
-        for released, run in itertools.groupby(range(len(self.plan.layers)), key=lambda j: self.plan.released[j]):
-            layers = list(run)
-            if released:
-                pieces.append(updates[:, int(offsets[layers[0]]) : int(offsets[layers[-1] + 1])])
-        return pieces
 
 
 @named_arguments

@@ -32,8 +32,9 @@ from fedlgm.data.named_tables import read_files, read_hub
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.pixels import Pixels, moved
-from fedlgm.data.sources import FILE_SETS, FileSet, locate, read, read_test
+from fedlgm.data.sources import FILE_SETS, locate, read, read_test
 from fedlgm.data.tables import is_table
+from fedlgm.data.users import user_numbers
 from fedlgm.errors import ConfigError, DataError, alternatives
 from fedlgm.extension import HUB, is_reference, load_object, named_arguments, users_code
 
@@ -138,24 +139,24 @@ def load(
         return DataSet.from_mapping(read_hub(name, data_dir, download=download, **options))
     if is_reference(name):
         return _own(load_object(name, "data set"), repr(name))
-    if (half := _HALF.fullmatch(name)) is not None:
-        return _part(load(half[1], data_dir, download=download, **options), name, half[2] == "public")
+    base, half = _split(name)
+    if half:
+        return _part(load(base, data_dir, download=download, **options), name, half)
     if name in _MADE_HERE:
         return _MADE_HERE[name]()
     if name in FILE_SETS:
         return read(name, locate(name, data_dir, download=download))
-    size = re.fullmatch(r"synthetic(?:-(\d+))?", name)
-    if size is None and name.endswith((".csv", ".parquet")):
+    if (size := re.fullmatch(r"synthetic(?:-(\d+))?", name)) is not None:
+        return _synthetic(int(size[1])) if size[1] else _synthetic()
+    if name.endswith((".csv", ".parquet")):
         raise ConfigError(
             f"{name!r} is a file: set data.name = {TABLE!r}, data.file = {name!r}, data.test_file and data.target; in "
             "Python pass tables, data={'train': pandas.read_csv(...), 'test': ..., 'target': column}"
         )
-    if size is None and name.endswith((".tsv", ".npz", ".npy", ".json", ".xlsx")):
+    if name.endswith((".tsv", ".npz", ".npy", ".json", ".xlsx")):
         raise ConfigError(f"{name!r} is a file: read it in Python and pass data={{'train': (x, y), 'test': (x, y)}}")
-    if size is None:
-        own = ("synthetic-N with N samples", f"{HUB}owner/name", "your own as package.module:name")
-        raise ConfigError(f"unknown data set {name!r}; {alternatives(name, names(), *own)}")
-    return _synthetic(int(size[1])) if size[1] else _synthetic()
+    own = ("synthetic-N with N samples", f"{HUB}owner/name", "your own as package.module:name")
+    raise ConfigError(f"unknown data set {name!r}; {alternatives(name, names(), *own)}")
 
 
 @named_arguments
@@ -181,7 +182,7 @@ def only_test_examples(
     >>> len(found.train_y), found.train_y is found.test_y
     (355, True)
     """
-    base = _base(name)
+    base, _ = _split(name)
     if is_reference(name) or base in OPTIONS or base.startswith(HUB):
         raise ConfigError(
             f"the test examples of {name!r} cannot be read without its training examples, which may be private: give "
@@ -202,7 +203,7 @@ def reading_options(name: str) -> tuple[str, ...]:
     >>> reading_options("image-folder")[:2], reading_options("hf:owner/name")[:2], reading_options("my.data:faces")
     (('image_size', 'channels'), ('subset', 'splits'), ())
     """
-    base = _base(name)
+    base, _ = _split(name)
     kind = f"{HUB}owner/name" if base.startswith(HUB) else base
     pictures = base in ("digits", IMAGE_FOLDER) or (base in FILE_SETS and len(FILE_SETS[base].shape) == 3)
     return OPTIONS.get(kind, ()) + (("pixels",) if pictures else ())
@@ -234,10 +235,10 @@ def outline(
     >>> outline("image-folder"), outline("image-folder", image_classes=2).shape
     (None, (3, 64, 64))
     """
-    spec = _files_of(name)
-    if spec is not None:
-        shape, classes = spec.shape, spec.classes
-    elif _base(name) == IMAGE_FOLDER and image_classes is not None:
+    base, _ = _split(name)
+    if base in FILE_SETS:
+        shape, classes = FILE_SETS[base].shape, FILE_SETS[base].classes
+    elif base == IMAGE_FOLDER and image_classes is not None:
         shape, classes = (channels, image_size, image_size), image_classes
     else:
         return None
@@ -260,12 +261,12 @@ def published_examples(name: str, train_images: int | None = None) -> int | None
     >>> published_examples("image-folder", 162_770)
     162770
     """
-    spec, half = _files_of(name), _HALF.fullmatch(name)
-    base = _base(name)
-    whole = train_images if base == IMAGE_FOLDER else TRAINING_EXAMPLES.get(base) if spec is None else spec.examples
-    if whole is None or half is None:
-        return whole
-    return len(range(whole)[_rows(whole, half[2] == "public")])
+    base, half = _split(name)
+    if base in FILE_SETS:
+        whole = FILE_SETS[base].examples
+    else:
+        whole = train_images if base == IMAGE_FOLDER else TRAINING_EXAMPLES.get(base)
+    return whole if whole is None or not half else len(range(whole)[_rows(whole, half)])
 
 
 @named_arguments
@@ -284,11 +285,7 @@ def with_users(data: Any, users: Any) -> Any:
     [0, 0, 1, 2]
     """
     if isinstance(data, DataSet):
-        named = DataSet.from_arrays(
-            (data.train_x, data.train_y), (data.test_x, data.test_y), users=users, classes=data.classes,
-            labels=data.labels, name=data.name,
-        )  # fmt: skip
-        return dataclasses.replace(named, spent=data.spent)
+        return dataclasses.replace(data, train_user=user_numbers(users, len(data.train_y)), clients=None)
     if isinstance(data, Mapping):
         return {**_two_parts(data), "users": users}
     if is_table(data):
@@ -303,10 +300,10 @@ def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {part: data[part] for part in ("train", "test") if part in data}
 
 
-def _base(name: str) -> str:
-    """The set that `name` is a half of, or `name` itself."""
+def _split(name: str) -> tuple[str, str]:
+    """A set and "public" or "private" if `name` is that half of it; else `name` and ""."""
     half = _HALF.fullmatch(name)
-    return name if half is None else half[1]
+    return (name, "") if half is None else (half[1], half[2])
 
 
 @named_arguments
@@ -316,30 +313,26 @@ def twin(name: str) -> str | None:
     >>> twin("digits/private"), twin("digits")
     ('digits/public', None)
     """
-    half = _HALF.fullmatch(name)
-    return f"{half[1]}/public" if half is not None and half[2] == "private" else None
+    base, half = _split(name)
+    return f"{base}/public" if half == "private" else None
 
 
-def _files_of(name: str) -> FileSet | None:
-    """The bundled set of files that `name` is, or is a half of."""
-    return FILE_SETS.get(_base(name))
-
-
-def _rows(examples: int, public: bool) -> slice:
+def _rows(examples: int, half: str) -> slice:
     """Indices of the training examples in one half."""
-    return slice(examples // 2, None) if public else slice(examples // 2)
+    return slice(examples // 2, None) if half == "public" else slice(examples // 2)
 
 
-def _part(whole: DataSet, name: str, public: bool) -> DataSet:
+def _part(whole: DataSet, name: str, half: str) -> DataSet:
     """One of two halves of the training examples; the test examples are the same."""
     order = np.random.default_rng(0).permutation(len(whole.train_y))
-    rows = np.sort(order[_rows(len(order), public)])
+    rows = np.sort(order[_rows(len(order), half)])
     users = None if whole.train_user is None else np.unique(whole.train_user[rows], return_inverse=True)[1]
-    held, test_x, y = whole.held("train_x"), whole.held("test_x"), whole.train_y[rows]
-    x = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
-    return DataSet(
-        name, x, y, test_x, whole.test_y, whole.classes, users, spent=whole.spent, labels=whole.labels,  # type: ignore[arg-type]
-    )  # fmt: skip
+    held = whole.held("train_x")
+    x: Any = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
+    test_x: Any = whole.held("test_x")
+    return dataclasses.replace(
+        whole, name=name, train_x=x, train_y=whole.train_y[rows], test_x=test_x, train_user=users, clients=None
+    )
 
 
 def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:
@@ -349,12 +342,9 @@ def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:
     if len(pixels) != 2 or not all(map(math.isfinite, pixels)) or not pixels[0] < pixels[1]:
         raise ConfigError(f"pixels must be two numbers, the lower one first, such as [0, 1]; got {list(pixels)}")
     low, high = pixels
-    train_x, test_x = (
-        x.between(low, high) if isinstance(x, Pixels) else moved(x, low, high)  # type: ignore[arg-type]
-        for x in (found.held("train_x"), found.held("test_x"))
-    )
-    fields = {field.name: found.__dict__.get(field.name) for field in dataclasses.fields(found)}
-    return DataSet(**fields | {"train_x": train_x, "test_x": test_x})
+    held: tuple[Any, Any] = found.held("train_x"), found.held("test_x")
+    train_x, test_x = (x.between(low, high) if isinstance(x, Pixels) else moved(x, low, high) for x in held)
+    return dataclasses.replace(found, train_x=train_x, test_x=test_x)  # type: ignore[arg-type]
 
 
 def _own(found: Any, label: str) -> DataSet:

@@ -66,10 +66,8 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
     members = _members(labels, rng)
     left = np.array([len(index) for index in members.values()])
     concentration = float(alpha) * left / left.sum()
-    sizes = np.full(clients, len(labels) // clients)
-    sizes[: len(labels) % clients] += 1
     counts = np.zeros((clients, len(members)), dtype=np.int64)
-    for client, size in enumerate(sizes):
+    for client, size in enumerate(_even(len(labels), clients)[::-1]):
         q = rng.dirichlet(concentration)
         while size:
             p = q * (left > 0)

@@ -29,11 +29,9 @@ def digits() -> DataSet:
     table = _digits_table()
     x = (table[:, :-1].reshape(-1, 8, 8) / 8.0 - 1.0).astype(np.float32)[:, None]
     y = table[:, -1].astype(np.int64)
-    by_class = np.argsort(y, kind="stable")
-    starts = np.searchsorted(y[by_class], np.arange(10))
-    rank = np.empty_like(y)
-    rank[by_class] = np.arange(len(y)) - starts[y[by_class]]
-    test = rank % _TEST_EVERY == _TEST_EVERY - 1
+    test = np.zeros(len(y), dtype=bool)
+    for label in range(10):
+        test[np.flatnonzero(y == label)[_TEST_EVERY - 1 :: _TEST_EVERY]] = True
     return DataSet("digits", x[~test], y[~test], x[test], y[test], classes=10)
 
 

@@ -132,8 +132,7 @@ class DataSet:
         for part, y in (("training", train_y), ("test", test_y)):
             if len(y) == 0:
                 raise DataError(f"{part} data: there must be at least one {part} example")
-        alike = tuple(inputs.each(_kind, (train_x, train_y))) == tuple(inputs.each(_kind, (test_x, test_y)))
-        if not alike:
+        if inputs.each(_kind, (train_x, train_y)) != inputs.each(_kind, (test_x, test_y)):
             raise DataError(
                 f"test: its arrays {_describe(test_x, test_y)} are not like the training set's "
                 f"{_describe(train_x, train_y)}: only their lengths may differ"
@@ -178,7 +177,7 @@ class DataSet:
         return cls.from_arrays(arrays["train"], arrays["test"], **options)
 
     def checked(self) -> DataSet:
-        """The set with arrays as from `from_arrays`; the same object if nothing changes.
+        """The set with arrays as from `from_arrays`; arrays that fit already are not copied.
 
         Raises:
             DataError: see `from_arrays`.
@@ -189,18 +188,10 @@ class DataSet:
             (self.train_x, self.train_y), (self.test_x, self.test_y), users=self.train_user, classes=self.classes,
             labels=self.labels,
         )  # fmt: skip
-        changed: dict[str, Any] = {
-            name: getattr(alike, name)
-            for name in ("train_x", "train_y", "test_x", "test_y")
-            if not _identical(getattr(alike, name), getattr(self, name))
-        }
-        if alike.labels != self.labels:
-            changed |= {"labels": alike.labels, "classes": alike.classes}
-        if self.train_user is not None and getattr(self.train_user, "dtype", None) != np.int64:
-            changed["train_user"] = alike.train_user
         if self.clients is not None:
             Partition.from_clients(list(self.clients), len(alike.train_y))
-        return replace(self, **changed) if changed else self
+        classes = self.classes if alike.labels == self.labels else alike.classes
+        return replace(alike, name=self.name, classes=classes, clients=self.clients, spent=self.spent)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -232,19 +223,6 @@ class DataSet:
             return tuple(parts[f"{key}.{i}"] for i in range(count)) if count else parts[key]
 
         return cls(name, joined("train_x"), parts["train_y"], joined("test_x"), parts["test_y"], classes)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by all arrays."""
-        arrays: list[Any] = [self.train_y, self.test_y]
-        for name in ("train_x", "test_x"):
-            x = self.held(name)
-            arrays += inputs.parts(x)
-            if isinstance(x, Pixels) and name in self.__dict__:
-                arrays.append(self.__dict__[name])
-        if self.train_user is not None:
-            arrays.append(self.train_user)
-        return sum(array.nbytes for array in arrays)
 
 
 def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
@@ -318,12 +296,6 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of any device, layout and type, converted so that NumPy can read it."""
     tensor = tensor.detach().cpu().to_dense() if tensor.layout != torch.strided else tensor.detach().cpu()
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize <= 2 else tensor
-
-
-def _identical(left: Arrays, right: Arrays) -> bool:
-    """Whether two inputs are the same objects."""
-    lefts, rights = map(inputs.parts, (left, right))
-    return len(lefts) == len(rights) and all(one is other for one, other in zip(lefts, rights, strict=True))
 
 
 def _kind(array: Any) -> Any:

@@ -53,9 +53,7 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
     found = flower.find(scheme) if isinstance(scheme, str) else scheme
     label = shown_name(scheme)
     if hasattr(found, "load_partition"):
-        columns = (
-            {"label": data.train_y} if data.train_y.ndim == 1 else {"label": np.zeros(len(data.train_y), np.int64)}
-        )
+        columns = {"label": data.train_y if data.train_y.ndim == 1 else np.zeros(len(data.train_y), np.int64)}
         if data.train_user is not None:
             columns["user"] = data.train_user
         return Partition.from_owner(flower.by_partitioner(found, columns, clients, ring, values), clients)

@@ -13,7 +13,7 @@ import pickle
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,8 +53,9 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 
-def read_idx_pair(images: Path, labels: Path) -> Samples:
-    """Grey images and their labels from two IDX files."""
+def read_idx_pair(image_files: Sequence[Path], label_files: Sequence[Path]) -> Samples:
+    """Grey images and their labels from two IDX files, the first of each sequence."""
+    images, labels = image_files[0], label_files[0]
     x, y = read_idx(images), read_idx(labels)
     if x.ndim != 3 or y.shape != x.shape[:1]:
         raise DataError(
@@ -74,40 +75,36 @@ class _ArrayUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of the CIFAR format")
 
 
-def _load_cifar_batch(file: BinaryIO, label_key: str) -> Samples:
-    batch = _ArrayUnpickler(file, encoding="latin1").load()
-    x = np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
-    y = np.asarray(batch[label_key], dtype=np.int64)
-    if y.shape != x.shape[:1]:
-        raise ValueError(f"{len(x)} images but {len(y)} labels")
-    return Samples(x, y)
-
-
-def read_cifar(paths: Sequence[Path], label_key: str) -> Samples:
+def read_cifar(*files: Sequence[Path], label_key: str) -> Samples:
     """Images of CIFAR's Python version, batches joined.
 
     Args:
-        paths: pickled batches, each a dict with "data" (uint8 [n, 3072], channel first) and `label_key`.
+        files: pickled batches, one in each, a dict with "data" (uint8 [n, 3072], channel first) and `label_key`.
         label_key: "labels" for CIFAR-10, "fine_labels" for CIFAR-100.
 
     Returns:
         Images uint8 [n, 3, 32, 32] and labels.
     """
-    batches = []
-    for path in paths:
+    xs, ys = [], []
+    for (path,) in files:
         try:
             with path.open("rb") as file:
-                batches.append(_load_cifar_batch(file, label_key))
+                batch = _ArrayUnpickler(file, encoding="latin1").load()
+            xs.append(np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, 32, 32))
+            ys.append(np.asarray(batch[label_key], dtype=np.int64))
+            if ys[-1].shape != xs[-1].shape[:1]:
+                raise ValueError(f"{len(xs[-1])} images but {len(ys[-1])} labels")
         # A damaged pickle can raise nearly anything.
         except Exception as error:
             raise DataError(f"{path} is not a batch of CIFAR's Python version: {error!r}") from error
-    return Samples(np.concatenate([batch.x for batch in batches]), np.concatenate([batch.y for batch in batches]))
+    return Samples(np.concatenate(xs), np.concatenate(ys))
 
 
-def read_svhn(path: Path) -> Samples:
-    """Cropped digits of SVHN from a MATLAB file; its label 10 stands for the digit 0."""
+def read_svhn(files: Sequence[Path]) -> Samples:
+    """Cropped digits of SVHN from one MATLAB file; its label 10 stands for the digit 0."""
     from scipy.io import loadmat
 
+    (path,) = files
     try:
         content = loadmat(path)
         x = np.ascontiguousarray(np.asarray(content["X"], dtype=np.uint8).transpose(3, 2, 0, 1))

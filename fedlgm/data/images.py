@@ -73,10 +73,8 @@ def load_folder(
         )
     found = _by_attribute(Path(folder), attribute) if attribute is not None else _by_folder(Path(folder))
     files, labels, tests, classes = found
-    for option, stated, there in (
-        ("train_images", train_images, int((~tests).sum())),
-        ("image_classes", image_classes, classes),
-    ):
+    train = int((~tests).sum())
+    for option, stated, there in (("train_images", train_images, train), ("image_classes", image_classes, classes)):
         if stated not in (None, there):
             what = option.replace("train_", "training ").replace("image_", "")
             raise DataError(
@@ -85,7 +83,7 @@ def load_folder(
             )
     order = np.argsort(tests, kind="stable")  # training images first
     stamps = [(str(files[i]), files[i].stat().st_size, files[i].stat().st_mtime_ns) for i in order]
-    return _resized(tuple(stamps), tuple(labels[order].tolist()), int((~tests).sum()), classes, image_size, channels)
+    return _resized(tuple(stamps), tuple(labels[order].tolist()), train, classes, image_size, channels)
 
 
 @cache
@@ -220,16 +218,13 @@ def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    if path.suffix == ".csv":
-        cells = [row for row in csv.reader(lines) if row]
-        header, rows = (cells[0][1:] if cells else []), cells[1:]
-    else:
-        start = 1 if lines and lines[0].strip().isdigit() else 0  # CelebA's first line is the number of images
-        header, rows = (
-            (lines[start].split() if len(lines) > start else []),
-            [line.split() for line in lines[start + 1 :]],
-        )
-        rows = [row for row in rows if row]
+    comma = path.suffix == ".csv"
+    rows = [row for row in (csv.reader(lines) if comma else map(str.split, lines)) if row]
+    if rows and not comma and len(rows[0]) == 1 and rows[0][0].isdigit():
+        del rows[0]  # CelebA's first line is the number of images
+    header = rows.pop(0) if rows else []
+    if comma:
+        header = header[1:]  # the column of the files has a name, too
     wrong = next((i for i, row in enumerate(rows) if len(row) != len(header) + 1), None)
     if not rows or wrong is not None:
         what = (

@@ -73,12 +73,10 @@ class Partition:
         outside = np.flatnonzero((named < 0) | (named >= samples))
         if len(outside):
             raise DataError(f"clients[{holder[outside[0]]}] names samples outside [0, {samples})")
-        order = np.argsort(named, kind="stable")
-        again = order[1:][named[order][1:] == named[order][:-1]]
+        again = np.delete(np.arange(len(named)), np.unique(named, return_index=True)[1])
         if len(again):
-            first = again.min()
             raise DataError(
-                f"clients[{holder[first]}] names sample {named[first]}, which is taken: a sample has one owner"
+                f"clients[{holder[again[0]]}] names sample {named[again[0]]}, which is taken: a sample has one owner"
             )
         owner = np.full(samples, -1, dtype=np.int64)
         owner[named] = holder
@@ -205,19 +203,21 @@ def partition(labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, *
     if missing or unknown:
         problem = f"unknown option {unknown[0]!r}" if unknown else f"option {missing[0]!r} is missing"
         raise ConfigError(f"partition scheme {scheme!r}: {problem}; its options: {', '.join(known) or 'none'}")
-    if scheme not in _OF_FLOWER:
-        return Partition.from_owner(_SCHEMES[scheme](labels, clients, KeyRing.from_seed(seed), **values), clients)
-    inputs = {
-        "request": [scheme, clients, seed, repr(sorted(values.items()))],
-        "labels": hashlib.sha256(labels.astype(np.int64).tobytes()).hexdigest(),
-        "code": remembered.code_of(*Path(__file__).parent.glob("*.py"), Path(keys.__file__)),
-        "versions": [remembered.version_of(package) for package in ("flwr-datasets", "datasets", "numpy")],
-    }
-    kept = _restored(remembered.load("division", inputs), len(labels), clients)
-    if kept is None:
-        kept = Partition.from_owner(_SCHEMES[scheme](labels, clients, KeyRing.from_seed(seed), **values), clients)
-        remembered.save("division", inputs, kept.owners(len(labels)).tobytes())
-    return kept
+    inputs = None
+    if scheme in _OF_FLOWER:
+        inputs = {
+            "request": [scheme, clients, seed, repr(sorted(values.items()))],
+            "labels": hashlib.sha256(labels.astype(np.int64).tobytes()).hexdigest(),
+            "code": remembered.code_of(*Path(__file__).parent.glob("*.py"), Path(keys.__file__)),
+            "versions": [remembered.version_of(package) for package in ("flwr-datasets", "datasets", "numpy")],
+        }
+        kept = _restored(remembered.load("division", inputs), len(labels), clients)
+        if kept is not None:
+            return kept
+    made = Partition.from_owner(_SCHEMES[scheme](labels, clients, KeyRing.from_seed(seed), **values), clients)
+    if inputs is not None:
+        remembered.save("division", inputs, made.owners(len(labels)).tobytes())
+    return made
 
 
 def _restored(kept: bytes | None, samples: int, clients: int) -> Partition | None:

@@ -56,11 +56,6 @@ class Pixels:
         """Shape of the array of all images."""
         return self.codes.shape
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.codes.nbytes + self.values.nbytes
-
 
 def moved(x: np.ndarray, low: float, high: float) -> np.ndarray:
     """Numbers rescaled from [-1, 1] to [low, high], float32.

@@ -31,7 +31,7 @@ class FileSet:
         classes: number of classes, or of characters.
         shape: shape of one input.
         train: glob patterns, each of which must match a file of the set's folder.
-        read: reads the examples in the folder's files of such patterns; (train, test) if one file holds all examples.
+        read: reads the examples in the files of each such pattern; gives (train, test) if one file holds all examples.
         layout: folder below a data directory in which torchvision or LEAF keeps it.
         advice: how to get the files by hand, up to "into <folder>".
         torchvision: class of `torchvision.datasets` that downloads it, or None.
@@ -43,7 +43,7 @@ class FileSet:
     classes: int
     shape: tuple[int, ...]
     train: tuple[str, ...]
-    read: Callable[[Path, Sequence[str]], Any]
+    read: Callable[..., Any]
     layout: str
     advice: str
     torchvision: str | None = None
@@ -56,11 +56,9 @@ class FileSet:
         """Patterns of all its files."""
         return (*self.train, *self.test)
 
-    def both(self, folder: Path) -> tuple[Samples, Samples]:
-        """(train, test) from the folder."""
-        if not self.test:
-            return self.read(folder, self.train)
-        return self.read(folder, self.train), self.read(folder, self.test)
+    def samples(self, folder: Path, patterns: Sequence[str]) -> Any:
+        """The examples in the files of a folder that match the patterns."""
+        return self.read(*(_stored(folder, pattern) for pattern in patterns))
 
 
 def _stored(folder: Path, pattern: str) -> list[Path]:
@@ -68,26 +66,9 @@ def _stored(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if path.is_file())
 
 
-def _read_idx(folder: Path, patterns: Sequence[str]) -> Samples:
-    images, labels = (_stored(folder, pattern)[0] for pattern in patterns)
-    return formats.read_idx_pair(images, labels)
-
-
-def _read_cifar(folder: Path, names: Sequence[str], labels: str) -> Samples:
-    return formats.read_cifar([folder / name for name in names], labels)
-
-
-def _read_svhn(folder: Path, names: Sequence[str]) -> Samples:
-    return formats.read_svhn(folder / names[0])
-
-
-def _read_leaf(folder: Path, patterns: Sequence[str]) -> Samples:
-    return formats.read_leaf(_stored(folder, patterns[0]))
-
-
-def _read_bible(folder: Path, names: Sequence[str], by_chapter: bool) -> tuple[Samples, Samples]:
+def _read_bible(files: Sequence[Path], by_chapter: bool) -> tuple[Samples, Samples]:
     texts: dict[object, str] = {}
-    for book, number, chapter in text.read_bible(folder / names[0]):
+    for book, number, chapter in text.read_bible(files[0]):
         user = (book, number) if by_chapter else book
         texts[user] = f"{texts[user]}\n{chapter}" if user in texts else chapter
     return text.windows(texts)
@@ -98,7 +79,13 @@ _IDX_TEST_FILES = ("t10k-images-idx3-ubyte*", "t10k-labels-idx1-ubyte*")
 _CIFAR_SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _CIFAR = partial(FileSet, shape=(3, 32, 32), examples=50_000)
 _MNIST = partial(
-    FileSet, classes=10, shape=(1, 28, 28), train=_IDX_FILES, test=_IDX_TEST_FILES, read=_read_idx, examples=60_000
+    FileSet,
+    classes=10,
+    shape=(1, 28, 28),
+    train=_IDX_FILES,
+    test=_IDX_TEST_FILES,
+    read=formats.read_idx_pair,
+    examples=60_000,
 )
 _BIBLE = partial(
     FileSet,
@@ -121,7 +108,7 @@ FILE_SETS: dict[str, FileSet] = {
         classes=10,
         train=tuple(f"data_batch_{i}" for i in range(1, 6)),
         test=("test_batch",),
-        read=partial(_read_cifar, labels="labels"),
+        read=partial(formats.read_cifar, label_key="labels"),
         layout="cifar-10-batches-py",
         torchvision="CIFAR10",
         advice=f"put the files of cifar-10-python.tar.gz ({_CIFAR_SITE})",
@@ -130,7 +117,7 @@ FILE_SETS: dict[str, FileSet] = {
         classes=100,
         train=("train",),
         test=("test",),
-        read=partial(_read_cifar, labels="fine_labels"),
+        read=partial(formats.read_cifar, label_key="fine_labels"),
         layout="cifar-100-python",
         torchvision="CIFAR100",
         advice=f"put the files of cifar-100-python.tar.gz ({_CIFAR_SITE})",
@@ -140,7 +127,7 @@ FILE_SETS: dict[str, FileSet] = {
         shape=(3, 32, 32),
         train=("train_32x32.mat",),
         test=("test_32x32.mat",),
-        read=_read_svhn,
+        read=formats.read_svhn,
         layout="SVHN",
         torchvision="SVHN",
         examples=73_257,
@@ -151,7 +138,7 @@ FILE_SETS: dict[str, FileSet] = {
         shape=(1, 28, 28),
         train=("train/*.json",),
         test=("test/*.json",),
-        read=_read_leaf,
+        read=formats.read_leaf,
         layout="femnist/data",
         advice="create train/ and test/ with LEAF's FEMNIST scripts (https://leaf.cmu.edu) and put them",
     ),
@@ -212,11 +199,9 @@ def read(name: str, folder: Path) -> DataSet:
         DataError: if a file is damaged.
     """
     spec = FILE_SETS[name]
-    train, test = spec.both(folder)
-    for part, y in (("training", train.y), ("test", test.y)):
-        _check_labels(name, folder, part, y)
-    users = None if train.user is None else np.unique(train.user, return_inverse=True)[1].astype(np.int64)
-    return DataSet(name, _scaled(train.x), train.y, _scaled(test.x), test.y, spec.classes, users)
+    train = spec.samples(folder, spec.train)
+    train, test = (train, spec.samples(folder, spec.test)) if spec.test else train
+    return _made(name, folder, train, test)
 
 
 def read_test(name: str, folder: Path) -> DataSet:
@@ -226,16 +211,17 @@ def read_test(name: str, folder: Path) -> DataSet:
         DataError: if a file is damaged.
     """
     spec = FILE_SETS[name]
-    found = spec.read(folder, spec.test)
-    _check_labels(name, folder, "test", found.y)
-    x = _scaled(found.x)
-    return DataSet(name, x, found.y, x, found.y, spec.classes)
+    found = spec.samples(folder, spec.test)._replace(user=None)
+    return _made(name, folder, found, found)
 
 
-def _check_labels(name: str, folder: Path, part: str, y: np.ndarray) -> None:
+def _made(name: str, folder: Path, train: Samples, test: Samples) -> DataSet:
     classes = FILE_SETS[name].classes
-    if not len(y) or y.min() < 0 or y.max() >= classes:
-        raise DataError(f"{folder}: the {part} labels of {name} must exist and lie in [0, {classes})")
+    for part, y in (("test", test.y), ("training", train.y)):
+        if not len(y) or y.min() < 0 or y.max() >= classes:
+            raise DataError(f"{folder}: the {part} labels of {name} must exist and lie in [0, {classes})")
+    users = None if train.user is None else np.unique(train.user, return_inverse=True)[1].astype(np.int64)
+    return DataSet(name, _scaled(train.x), train.y, _scaled(test.x), test.y, classes, users)
 
 
 def _scaled(x: np.ndarray) -> Any:

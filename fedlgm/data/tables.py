@@ -80,10 +80,12 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     parts = {part: _columns(data.get(part), part) for part in ("train", "test")}
     options = {key: data[key] for key in OPTIONS if data.get(key) is not None}
     found = {key: value for key, value in data.items() if key not in (*parts, *OPTIONS)}
-    if "users" in options:
-        users = options["users"]
-        found["users"] = np.asarray(_taken(parts["train"], users, "train")) if isinstance(users, str) else users
-        parts["test"].pop(users, None) if isinstance(users, str) else None
+    users = options.get("users")
+    if isinstance(users, str):
+        parts["test"].pop(users, None)
+        users = np.asarray(_taken(parts["train"], users, "train"))
+    if users is not None:
+        found["users"] = users
     if "text" in options or "tokenizer" in options:
         for part, columns in parts.items():
             columns.update(_tokenized(columns, part, options))
@@ -178,18 +180,18 @@ def _of_tokens(
     """Inputs and targets of both parts, rows padded on the right to the longest of both."""
     needed = [name for name in ("input_ids", "token_type_ids") if name in parts["train"]]
     require_columns(needed, parts["test"], "data: 'test'")
-    rows = {part: columns["input_ids"] for part, columns in parts.items()}
     for part, columns in parts.items():
         _check_tokens(columns, part)
-    lengths = {len(row) for table in rows.values() for row in table}
+    lengths = {len(row) for columns in parts.values() for row in columns["input_ids"]}
     width, ragged = max(lengths, default=0), len(lengths) > 1
     # Types stand after the mask: one of ones where a table has none.
     masked = ragged or any(name in parts["train"] for name in TOKENS[1:])
     found: dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]] = {}
     for part, columns in parts.items():
-        tokens = _padded(rows[part], width, padding)
+        rows = columns["input_ids"]
+        tokens = _padded(rows, width, padding)
         inputs = [tokens]
-        mask = _padded(columns.get("attention_mask", [[1] * len(row) for row in rows[part]]), width, 0)
+        mask = _padded(columns.get("attention_mask", [[1] * len(row) for row in rows]), width, 0)
         if masked:
             inputs.append(mask)
         if "token_type_ids" in parts["train"]:

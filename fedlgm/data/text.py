@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.formats import Samples
@@ -29,12 +30,8 @@ def encode(text: str, alphabet: str = ALPHABET) -> np.ndarray:
     >>> decode(encode("In the beginning § God"))
     'In the beginning  God'
     """
-    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    known = np.frombuffer(alphabet.encode("utf-32-le"), dtype=np.uint32)
-    order = np.argsort(known)
-    place = np.minimum(np.searchsorted(known, points, sorter=order), len(known) - 1)
-    tokens = order[place]
-    return tokens[known[tokens] == points].astype(np.int64)
+    numbers = {character: number for number, character in enumerate(alphabet)}
+    return np.array([numbers[character] for character in text if character in numbers], dtype=np.int64)
 
 
 def decode(tokens: np.ndarray) -> str:
@@ -68,24 +65,20 @@ def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = A
     """
     if len(set(alphabet)) < len(alphabet):
         raise DataError("the alphabet names a character twice")
-    cut, users = [], []
+    cut, users = [np.zeros((0, length + 1), dtype=np.int64)], list[int]()
     for number, text in enumerate(texts.values()):
         tokens = encode(text, alphabet)
-        count = max(len(tokens) - 1, 0) // length
-        starts = np.arange(count)[:, None] * length
-        cut.append(tokens[starts + np.arange(length + 1)] if count else np.zeros((0, length + 1), dtype=np.int64))
-        users.append(np.full(count, number))
-    rows, user = np.concatenate(cut), np.concatenate(users)
+        if len(tokens) > length:
+            cut.append(sliding_window_view(tokens, length + 1)[::length])
+            users += [number] * len(cut[-1])
+    rows, user = np.concatenate(cut), np.array(users)
     if len(rows) < 2:
         raise DataError(
             f"the texts hold {len(rows)} windows of {length} characters: give longer texts or shorter windows"
         )
     test = np.arange(len(rows)) % _TEST_EVERY == min(_TEST_EVERY, len(rows)) - 1
-    train_rows, test_rows = rows[~test], rows[test]
-    return (
-        Samples(np.ascontiguousarray(train_rows[:, :-1]), np.ascontiguousarray(train_rows[:, 1:]), user[~test]),
-        Samples(np.ascontiguousarray(test_rows[:, :-1]), np.ascontiguousarray(test_rows[:, 1:])),
-    )
+    x, y = rows[:, :-1], rows[:, 1:]
+    return Samples(x[~test], y[~test], user[~test]), Samples(x[test], y[test])
 
 
 def next_character(

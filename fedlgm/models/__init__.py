@@ -142,6 +142,7 @@ def build(
     >>> [tuple(p.shape) for p in build("mlp", in_shape=(4,), classes=2, hidden=[3]).parameters()]
     [(3, 4), (3,), (2, 3), (2,)]
     """
+    bundled = isinstance(model, str) and model in _MODELS
     found = _find(model) if isinstance(model, str) else model
     label = repr(model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__))
     if isinstance(found, nn.Module):
@@ -150,6 +151,8 @@ def build(
         refuse_parameter_hooks(found, "the model is copied and copies have no hooks of parameters")
         made: Any = copy.deepcopy(found)
     else:
+        if bundled:
+            _require_inputs(str(model), in_shape, classes)
         made = _made(found, label, in_shape, classes, seed, values)
     made = plain(made)
     if adapters is not None:
@@ -157,7 +160,7 @@ def build(
         if wrong:
             raise ConfigError(f"model.adapters: {wrong}; its options: {', '.join(list(parameters_of(adapt))[1:])}")
         made = adapt(made, **{"seed": seed} | dict(adapters))
-    if not (isinstance(model, str) and model in _MODELS):
+    if not bundled:
         require_trainable(made, label)
     unmade = [name for name, parameter in made.named_parameters() if parameter.is_meta]
     if unmade and torch.get_default_device().type != "meta":
@@ -171,9 +174,6 @@ def _made(
     """Result of a function or class, called with the seed's random numbers."""
     if not callable(found):
         raise ConfigError(f"model {label} is neither an nn.Module nor a class or function that gives one")
-    name = next((name for name, function in _MODELS.items() if function is found), None)
-    if name is not None:
-        _require_inputs(name, in_shape, classes)
     drawn = KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state()
     filled: dict[str, Any] = {"in_shape": tuple(in_shape), "classes": classes}
     if classes is None:

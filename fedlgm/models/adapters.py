@@ -96,13 +96,13 @@ def adapt(
         raise ConfigError(f"adapters: unknown style {style!r}; known: both, ffa")
     model.requires_grad_(False)
     whole = [name for name, _ in model.named_modules() if name and _ends(name, also)]
-    single = [name for name, _ in model.named_parameters() if _ends(name, also)]
+    single = {name: parameter for name, parameter in model.named_parameters() if _ends(name, also)}
     linear = {
         name: child
         for name, child in model.named_modules()
         if rank and type(child) is nn.Linear and name not in whole and (targets is None or _ends(name, targets))
     }
-    for asked, names in ((targets or () if rank else (), list(linear)), (also, whole + single)):
+    for asked, names in ((targets or () if rank else (), list(linear)), (also, [*whole, *single])):
         unmet = [end for end in asked if not any(_ends(name, [end]) for name in names)]
         if unmet:
             layers = ", ".join(name for name, child in model.named_modules() if type(child) is nn.Linear)
@@ -111,14 +111,13 @@ def adapt(
         raise ConfigError(f"adapters: {type(model).__name__} has no torch.nn.Linear to adapt")
     if not rank and not also:
         raise ConfigError("adapters: rank = 0 adds no adapter, and `also` names nothing else to train")
-    trained = [p for name, p in model.named_parameters() if _ends(name, also)]
     generator = KeyRing.from_seed(seed).derive(b"adapters").torch_generator(Purpose.MODEL)
     for name, layer in linear.items():
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, LowRank(layer, rank, alpha, generator))
     for name in whole:
         model.get_submodule(name).requires_grad_(True)
-    for parameter in trained:
+    for parameter in single.values():
         parameter.requires_grad_(True)
     return freeze_first_factors(model) if style == "ffa" else model
 

@@ -32,16 +32,12 @@ def resnet18(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, 
     Raises:
         ConfigError: for an option out of range.
     """
-    from torchvision.models import resnet18 as constructor
-
-    return _torchvision(constructor, in_shape[0], classes, groups, stem)
+    return _torchvision("resnet18", in_shape[0], classes, groups, stem)
 
 
 def resnet152(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar") -> nn.Module:
     """ResNet-152 of torchvision with GroupNorm, the deepest model of the LaDP-FL paper; options as in `resnet18`."""
-    from torchvision.models import resnet152 as constructor
-
-    return _torchvision(constructor, in_shape[0], classes, groups, stem)
+    return _torchvision("resnet152", in_shape[0], classes, groups, stem)
 
 
 def resnet20(in_shape: tuple[int, int, int], classes: int, *, groups: int = 16) -> nn.Module:
@@ -177,11 +173,13 @@ def _group_norm(groups: int, channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(math.gcd(groups, channels), channels)
 
 
-def _torchvision(constructor: Any, channels: int, classes: int, groups: int, stem: str) -> nn.Module:
+def _torchvision(name: str, channels: int, classes: int, groups: int, stem: str) -> nn.Module:
     """A ResNet of torchvision with GroupNorm, for any number of input channels."""
+    from torchvision.models import get_model
+
     if stem not in ("cifar", "imagenet"):
         raise ConfigError(f"unknown stem {stem!r}; known: cifar, imagenet")
-    model = constructor(weights=None, num_classes=classes, norm_layer=_norm(groups))
+    model = get_model(name, weights=None, num_classes=classes, norm_layer=_norm(groups))
     if stem == "cifar":
         model.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         model.maxpool = nn.Identity()

@@ -127,12 +127,8 @@ def get(trainer: str | MakesTrainer | None = None, **options: Any) -> TrainerKin
         unknown = [name for name in options if name not in known]
         if unknown:
             raise ConfigError(f"trainer {trainer!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
-    made = {"sequential": kind.sequential, "vectorized": kind.vectorized}
-    for maker in filter(None, made.values()):
-        wrong = misfit(maker, None, None, None, device="cpu", task=None, **options)
-        if wrong:
-            raise ConfigError(f"trainer {shown_name(trainer)}: {wrong}")
-    return TrainerKind(**{name: maker and _checked(trainer, maker, options) for name, maker in made.items()})  # type: ignore[arg-type]
+    sequential = _checked(trainer, kind.sequential, options)
+    return TrainerKind(sequential, kind.vectorized and _checked(trainer, kind.vectorized, options))
 
 
 def _find(trainer: str | MakesTrainer) -> TrainerKind:
@@ -150,7 +146,10 @@ def _find(trainer: str | MakesTrainer) -> TrainerKind:
 
 
 def _checked(trainer: str | MakesTrainer, maker: MakesTrainer, options: Mapping[str, Any]) -> MakesTrainer:
-    """The maker with its options; refuses a result that is not a trainer."""
+    """The maker with its options, which it must take; refuses a result that is not a trainer."""
+    wrong = misfit(maker, None, None, None, device="cpu", task=None, **options)
+    if wrong:
+        raise ConfigError(f"trainer {shown_name(trainer)}: {wrong}")
 
     def make(*arguments: Any, **keywords: Any) -> Trainer:
         with users_code(f"trainer {shown_name(trainer)}", maker):

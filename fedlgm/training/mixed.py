@@ -36,17 +36,11 @@ class MixedPrecisionTrainer(SequentialTrainer):
     def __init__(self, module: torch.nn.Module, layers: LayerTable, *arguments: Any, **options: Any) -> None:
         super().__init__(module, layers, *arguments, **options)
         task = options.get("task") or Classification()
-        self._gradients = _Mixed(self._module, layers.unflatten(self._gradient), task)  # type: ignore[assignment]
+        self._autograd = _Mixed(self._module, layers.unflatten(self._gradient), task)
+        self._stack, self._unsettled = None, False  # no kernel of the library computes in bfloat16
 
 
 class _Mixed(Autograd):
-    @property
-    def autograd(self) -> Autograd:
-        return self
-
-    def stack(self, x: Inputs) -> None:
-        """No kernel of the library computes in bfloat16."""
-
     def _outputs(self, x: Inputs) -> Tensor:
         with torch.autocast(self._parameters[0].device.type, dtype=torch.bfloat16):
             return super()._outputs(x).float()

@@ -6,11 +6,13 @@ every process two seconds.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+
+from fedlgm.facts import LocalTraining
 
 
 class FlatOptimizer:
@@ -33,6 +35,11 @@ class FlatOptimizer:
             self._state = {"exp_avg": torch.zeros_like(weights), "exp_avg_sq": torch.zeros_like(weights)}
             self._state["step"] = torch.zeros((), device=weights.device)
         self._step = self._adam if name == "adam" else self._sgd
+
+    @classmethod
+    def of(cls, settings: LocalTraining, weights: Tensor) -> Self:
+        """A fresh optimizer with a recipe's settings."""
+        return cls(settings.optimizer, weights, lr=settings.lr, momentum=settings.momentum)
 
     def step(self, gradient: Tensor) -> None:
         """One step against `gradient`, of the shape of the weights."""

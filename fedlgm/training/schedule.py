@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from fedlgm import inputs
 from fedlgm.inputs import Inputs
@@ -20,45 +22,36 @@ class Schedule:
 
     The examples go to the device once, unpadded, and every step gathers its own. Nothing waits for the device.
 
+    Args:
+        tasks: at most `rows` clients.
+        orders: their examples' order in every epoch, [epochs, n] each.
+        rows: clients in the padded batch; those without a task read the first client's examples, masked.
+        size: examples of a step.
+        device: device of the steps.
+
     Attributes:
         steps: steps of the longest client.
     """
 
-    def __init__(self, x: Inputs, y: Tensor, index: Tensor, mask: Tensor, order: Tensor, ends: list[int]) -> None:
-        self._x, self._y, self._index, self._mask = x, y, index, mask
-        self._order, self._ends = order, ends
-        self.steps = len(index)
-
-    @classmethod
-    def of(cls, tasks: list[ClientTask], orders: list[Tensor], rows: int, size: int, device: torch.device) -> Schedule:
-        """Schedule of a batch.
-
-        Args:
-            tasks: at most `rows` clients.
-            orders: their examples' order in every epoch, [epochs, n] each.
-            rows: clients in the padded batch; those without a task read the first client's examples, masked.
-            size: examples of a step.
-            device: device of the steps.
-        """
-        batches = [-(-order.shape[1] // size) for order in orders]
-        steps = np.array([len(order) * count for order, count in zip(orders, batches, strict=True)])
-        first = np.concatenate([[0], np.cumsum([len(task.y) for task in tasks])])
-        index = torch.zeros((int(steps.max()), rows, size), dtype=torch.int64)
-        mask = torch.zeros((int(steps.max()), rows, size), dtype=_weight_type(tasks[0].x))
-        for row, (order, count) in enumerate(zip(orders, batches, strict=True)):
-            epochs, examples = order.shape
-            padding = (0, count * size - examples)
-            # Padding reads the client's own first example.
-            padded = torch.nn.functional.pad(order, padding).view(epochs * count, size) + int(first[row])
-            index[:, row] = int(first[row])
-            index[: len(padded), row] = padded
-            mask[: len(padded), row] = torch.nn.functional.pad(
-                torch.ones(epochs, examples, dtype=mask.dtype), padding
-            ).view(-1, size)
-        x, y = inputs.concatenate([task.x for task in tasks]), torch.cat([task.y for task in tasks])
-        order = torch.from_numpy(np.argsort(steps, kind="stable"))
-        ends = np.searchsorted(np.sort(steps), np.arange(steps.max() + 1), side="right").tolist()
-        return cls(inputs.to(x, device), y.to(device), index.to(device), mask.to(device), order.to(device), ends)
+    def __init__(
+        self, tasks: list[ClientTask], orders: list[Tensor], rows: int, size: int, device: torch.device
+    ) -> None:
+        batches, weights = [], []
+        for order in orders:
+            padding = (0, -order.shape[1] % size)
+            batches.append(pad(order, padding).view(-1, size))
+            weights.append(pad(torch.ones(order.shape, dtype=_weight_type(tasks[0].x)), padding).view(-1, size))
+        first = torch.tensor([0, *(len(task.y) for task in tasks[:-1])]).cumsum(0)
+        absent = (0, 0, 0, rows - len(tasks))
+        # Padding reads the client's own first example.
+        self._index = pad(pad_sequence(batches) + first[:, None], absent).to(device)
+        self._mask = pad(pad_sequence(weights), absent).to(device)
+        steps = np.array([len(batch) for batch in batches])
+        self._x = inputs.to(inputs.concatenate([task.x for task in tasks]), device)
+        self._y = torch.cat([task.y for task in tasks]).to(device)
+        self.steps = len(self._index)
+        self._order = torch.from_numpy(np.argsort(steps, kind="stable")).to(device)
+        self._ends = np.searchsorted(np.sort(steps), np.arange(self.steps + 1), side="right").tolist()
 
     def batch(self, step: int) -> tuple[Inputs, Tensor, Tensor]:
         """Inputs and targets [rows, size, ...] and mask [rows, size] of one step."""

@@ -48,9 +48,8 @@ class ScheduledTrainer(SequentialTrainer):
         self._schedule = schedule
 
     def _optimizer(self, steps: int) -> FlatOptimizer:
-        settings = self._settings
-        made = _Scheduled(settings.optimizer, self._weights, lr=settings.lr, momentum=settings.momentum)
-        made.rates = settings.lr * factors(self._schedule, steps, "step")
+        made = _Scheduled.of(self._settings, self._weights)
+        made.rates = made.lr * factors(self._schedule, steps, "step")
         return made
 
 

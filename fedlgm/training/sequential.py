@@ -51,9 +51,10 @@ class SequentialTrainer:
         self._weights = layers.bind_(self._module)
         self._gradient = torch.zeros_like(self._weights)
         self._update = torch.zeros_like(self._gradient)
-        gradients = layers.unflatten(self._gradient)
-        self._gradients = Gradients(self._module, gradients, task or Classification(), self._device)
-        self._state = Unchanged(self._module)
+        task, gradients, cpu = task or Classification(), layers.unflatten(self._gradient), self._device.type == "cpu"
+        self._built, self._state = Built(self._module), Unchanged(self._module)
+        self._stack = Stack.of(self._module, gradients, task) if cpu else None
+        self._autograd, self._unsettled = Autograd(self._module, gradients, task), cpu
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         """See `Trainer.updates`."""
@@ -69,11 +70,11 @@ class SequentialTrainer:
         self._weights.copy_(model)
         x, y = inputs.to(task.x, self._device), task.y.to(self._device)
         trained = None if task.trained is None else task.trained.to(self._device)
-        stack, orders = self._gradients.stack(x), task.permutations().to(self._device)
+        stack, orders = self._stack_for(x), task.permutations().to(self._device)
         if stack is None:
             self._module.train()
         optimizer = self._optimizer(len(orders) * -(-len(y) // settings.batch_size))
-        differentiate = (stack or self._gradients.autograd).differentiate
+        differentiate = (stack or self._autograd).differentiate
         # Layers of a stack draw nothing; other models may, and would otherwise differ from one engine to another.
         with nullcontext() if stack else seeded(task.seed(), self._device):
             for rows in (rows for order in orders for rows in order.split(settings.batch_size)):
@@ -87,9 +88,25 @@ class SequentialTrainer:
                 optimizer.step(self._gradient)
         self._state.check()
 
+    def _stack_for(self, x: Inputs) -> Stack | None:
+        """The stack that differentiates the module without autograd, if there is one for inputs like `x`.
+
+        Raises:
+            ConfigError: the module was changed after the trainer was made.
+        """
+        self._built.check()
+        if self._stack is not None and self._stack.takes(x):
+            return self._stack
+        if self._unsettled:
+            self._unsettled = False
+            if pools_maxima(self._module, x):
+                prefer_channels_last_(self._module)
+                self._built.renew()
+        return None
+
     def _optimizer(self, steps: int) -> FlatOptimizer:
         """A fresh optimizer for the `steps` steps of one client."""
-        return optimizer_of(self._settings, self._weights)
+        return FlatOptimizer.of(self._settings, self._weights)
 
     def _adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
         """Change a step's gradient in place, for local objectives other than the loss, such as FedProx."""
@@ -120,40 +137,3 @@ class Autograd:
     def _outputs(self, x: Inputs) -> Tensor:
         outputs: Tensor = inputs.call(self._module, x)
         return outputs
-
-
-class Gradients:
-    """The fastest way to differentiate a module on a device.
-
-    Args:
-        module: see `Autograd`.
-        gradients: see `Autograd`.
-        task: see `Autograd`.
-        device: device of the module.
-    """
-
-    def __init__(self, module: nn.Module, gradients: Mapping[str, Tensor], task: Task, device: torch.device) -> None:
-        self._module, self._unsettled, self._built = module, device.type == "cpu", Built(module)
-        self._stack = Stack.of(module, gradients, task) if device.type == "cpu" else None
-        self.autograd = Autograd(module, gradients, task)
-
-    def stack(self, x: Inputs) -> Stack | None:
-        """The stack that differentiates the module without autograd, if there is one for inputs like `x`.
-
-        Raises:
-            ConfigError: the module was changed after this object was made.
-        """
-        self._built.check()
-        if self._stack is not None and self._stack.takes(x):
-            return self._stack
-        if self._unsettled:
-            self._unsettled = False
-            if pools_maxima(self._module, x):
-                prefer_channels_last_(self._module)
-                self._built.renew()
-        return None
-
-
-def optimizer_of(settings: LocalTraining, weights: Tensor) -> FlatOptimizer:
-    """A fresh optimizer with these settings."""
-    return FlatOptimizer(settings.optimizer, weights, lr=settings.lr, momentum=settings.momentum)

@@ -24,9 +24,9 @@ from fedlgm.models.built import Built, refuse_gradient_hooks
 from fedlgm.models.requirements import Unchanged, require_stateless
 from fedlgm.tasks import Classification, Task
 from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.recorded import Recorded
 from fedlgm.training.schedule import Schedule
-from fedlgm.training.sequential import optimizer_of
 
 Gradients = Callable[[dict[str, Tensor], Inputs, Tensor, Tensor], dict[str, Tensor]]
 
@@ -76,10 +76,14 @@ class VectorizedTrainer:
             return (losses * mask).sum() / mask.sum().clamp(min=1)
 
         self._eager: Gradients = vmap(grad(loss))
-        # Where the compiler would choose by stopwatch, it chooses by rule: bits must not depend on the time of day.
-        options: dict[str, Any] | None = {"deterministic": True} if self._device.type == "cuda" else None
-        self._compiled = torch.compile(self._eager, dynamic=False, options=options) if compile else None
-        self._recorded = Recorded(self._eager) if self._device.type == "cuda" and not compile else None
+        self._fast: Gradients | None = None
+        self._compiles, cuda = compile, self._device.type == "cuda"
+        if compile:
+            # Where the compiler would choose by stopwatch, it chooses by rule: bits must not depend on the time of day.
+            options: dict[str, Any] | None = {"deterministic": True} if cuda else None
+            self._fast = torch.compile(self._eager, dynamic=False, options=options)
+        elif cuda:
+            self._fast = Recorded(self._eager)
 
     @property
     def width(self) -> int:
@@ -116,12 +120,12 @@ class VectorizedTrainer:
 
     def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
         """Updates [clients, D] of one batch."""
-        schedule = Schedule.of(batch, orders, self._width, self._settings.batch_size, self._device)
+        schedule = Schedule(batch, orders, self._width, self._settings.batch_size, self._device)
         weights = model.expand(self._width, -1).clone()
         parameters = self._layers.unflatten(weights)
         gradient = torch.zeros_like(weights)
         trained = None if batch[0].trained is None else batch[0].trained.to(self._device)
-        optimizer = optimizer_of(self._settings, weights)
+        optimizer = FlatOptimizer.of(self._settings, weights)
         result = empty_block(self._width, self._layers.size, self._device, weights.dtype)
         for step in range(schedule.steps):
             gradients = self._call(parameters, *schedule.batch(step))
@@ -139,25 +143,17 @@ class VectorizedTrainer:
         return result[: len(batch)].sub_(model)
 
     def _call(self, parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        if self._compiled is not None:
+        if self._fast is not None and (self._compiles or self._proven):
             try:
-                return self._compiled(parameters, x, y, mask)
+                return self._fast(parameters, x, y, mask)
             except Exception as error:  # the compiler's failures have no common base
                 if out_of_memory(error):
                     raise
-                text = f"torch.compile does not work here ({type(error).__name__}): running uncompiled"
+                kind, self._fast = type(error).__name__, None
+                text = f"the step cannot be recorded as a CUDA graph ({kind}): launching its kernels"
+                if self._compiles:
+                    text = f"torch.compile does not work here ({kind}): running uncompiled"
                 warnings.warn(text, Notice, stacklevel=2)
-                self._compiled = None
-        if self._recorded is not None and self._proven:
-            try:
-                gradients: dict[str, Tensor] = self._recorded(parameters, x, y, mask)
-                return gradients
-            except Exception as error:
-                if out_of_memory(error):
-                    raise
-                text = f"the step cannot be recorded as a CUDA graph ({type(error).__name__}): launching its kernels"
-                warnings.warn(text, Notice, stacklevel=2)
-                self._recorded = None
         try:
             gradients = self._eager(parameters, x, y, mask)
         except Exception as error:  # what torch.func cannot transform fails in many ways

@@ -146,8 +146,11 @@ def add_noise_(
     """
     layout = layout_of(offsets)
     _check("vector", vector, (layout.size,), _TOTALS, vector)
-    noise = _noise(layout, scale, family, key, grid, stream, vector)
-    _kernels(backend, vector).accumulate(vector, layout, noise=noise)
+    _check("scale", scale, (layout.layers,), _FLOAT32, vector)
+    check_known("noise family", family, Family)
+    if len(key) != 2 or any(not 0 <= word < _WORD for word in (*key, stream)):
+        raise ConfigError("key must be two words in [0, 2**32) and stream a word in [0, 2**32)")
+    _kernels(backend, vector).accumulate(vector, layout, noise=Noise(scale, family, key, grid, stream))
     return vector
 
 
@@ -192,19 +195,3 @@ def _check(name: str, tensor: Tensor, shape: tuple[int, ...], types: tuple[torch
             f"{name} must be contiguous {' or '.join(map(str, types))} {list(shape)} on {like.device}, "
             f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
         )
-
-
-def _noise(
-    layout: Layout,
-    scale: Tensor,
-    family: Family,
-    key: tuple[int, int],
-    grid: bool,
-    stream: int,
-    like: Tensor,
-) -> Noise:
-    _check("scale", scale, (layout.layers,), _FLOAT32, like)
-    check_known("noise family", family, Family)
-    if len(key) != 2 or any(not 0 <= word < _WORD for word in (*key, stream)):
-        raise ConfigError("key must be two words in [0, 2**32) and stream a word in [0, 2**32)")
-    return Noise(scale, family, key, grid, stream)

@@ -77,27 +77,20 @@ class Linear(Parametric):
         return tape.do(torch.mm, gradient, self._weight, out=tape.memory.take(f"{self._name} gradient", *self._x.shape))
 
 
-def _threshold_backward(gradient: Tensor, x: Tensor, grad_input: Tensor) -> None:
-    aten.threshold_backward.grad_input(gradient, x, 0, grad_input=grad_input)
+_threshold_backward = partial(aten.threshold_backward.grad_input, threshold=0)
 
 
 class Activation:
     """Sigmoid, tanh or ReLU, computed in place, so nothing else may need its input."""
 
-    _FORWARD: ClassVar[dict[type[nn.Module], Callable[..., Any]]] = {
-        nn.Sigmoid: torch.sigmoid,
-        nn.Tanh: torch.tanh,
-        nn.ReLU: partial(torch.clamp, min=0),
+    KINDS: ClassVar[dict[type[nn.Module], tuple[Callable[..., Any], Callable[..., Any]]]] = {
+        nn.Sigmoid: (torch.sigmoid, aten.sigmoid_backward.grad_input),
+        nn.Tanh: (torch.tanh, aten.tanh_backward.grad_input),
+        nn.ReLU: (partial(torch.clamp, min=0), _threshold_backward),
     }
-    _BACKWARD: ClassVar[dict[type[nn.Module], Callable[..., Any]]] = {
-        nn.Sigmoid: aten.sigmoid_backward.grad_input,
-        nn.Tanh: aten.tanh_backward.grad_input,
-        nn.ReLU: _threshold_backward,
-    }
-    KINDS = tuple(_FORWARD)
 
     def __init__(self, module: nn.Module) -> None:
-        self._value, self._derivative = self._FORWARD[type(module)], self._BACKWARD[type(module)]
+        self._value, self._derivative = self.KINDS[type(module)]
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         """See `Layer`."""

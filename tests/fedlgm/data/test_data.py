@@ -62,11 +62,6 @@ def test_sets_are_held_once() -> None:
     assert data.load("synthetic-500") is data.load("synthetic-500")
 
 
-def test_nbytes_counts_every_array() -> None:
-    digits = data.load("digits")
-    assert digits.nbytes == 1797 * (64 * 4 + 8)
-
-
 def test_names_and_unknown_name() -> None:
     assert set(data.names()) == {
         "digits", "breast-cancer", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "femnist", "bible-kjv",

@@ -42,12 +42,11 @@ def test_examples_are_decoded_without_the_others(codes: np.ndarray) -> None:
     some = held.examples(rows)
     assert "train_x" not in vars(held)
     assert held.shape == (1, 28, 28)
-    assert held.nbytes < 2 * codes.nbytes + 1e5
     assert isinstance(some, np.ndarray)
     assert some.dtype == np.float32
     assert np.array_equal(some, held.train_x[rows])
     assert np.array_equal(held.examples(rows), some)  # now from the floats
-    assert held.nbytes > 4 * codes.nbytes
+    assert "train_x" in vars(held)
 
 
 def test_bytes_travel_as_bytes(codes: np.ndarray) -> None:

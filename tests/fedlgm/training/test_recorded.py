@@ -41,7 +41,7 @@ def updates(device: str, record: bool = True, width: int = 3) -> Tensor:
     layers = LayerTable.from_module(made)
     trainer = VectorizedTrainer(made, layers, SETTINGS, width=width, device=device)
     if not record:
-        trainer._recorded = None
+        trainer._fast = None
     return torch.cat([block.cpu() for block in trainer.updates(layers.flatten(made), tasks())])
 
 
@@ -54,7 +54,7 @@ def test_a_step_that_cannot_be_recorded_is_launched_as_it_is() -> None:
     made = module()
     layers = LayerTable.from_module(made)
     trainer = VectorizedTrainer(made, layers, SETTINGS, width=3)
-    trainer._recorded = unrecordable  # type: ignore[assignment]
+    trainer._fast = unrecordable  # type: ignore[assignment]
     with pytest.warns(Notice, match=r"cannot be recorded as a CUDA graph \(RuntimeError\)") as warned:
         found = torch.cat(list(trainer.updates(layers.flatten(made), tasks())))
     assert len(warned) == 1

@@ -14,7 +14,6 @@ from fedlgm.errors import ConfigError
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, fastest
-from fedlgm.training.sequential import Gradients
 from fedlgm.training.stack import Stack
 
 SIZES = (7, 3, 1)  # unequal clients: partial batches, a client with a single example
@@ -138,10 +137,9 @@ def test_updates_are_those_of_a_plain_loop(case: str, trainer: type) -> None:
 
 @pytest.mark.parametrize("case", ["regression on a stack", "several labels on a stack", "own task on a stack"])
 def test_plain_stacks_are_differentiated_without_autograd_whatever_the_task(case: str) -> None:
-    module, _, task, clients = federation(case)
-    gradients = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
-    found = Gradients(module, gradients, task, torch.device("cpu"))
-    assert isinstance(found.stack(clients[0].x), Stack)
+    module, layers, task, clients = federation(case)
+    trainer = SequentialTrainer(module, layers, SETTINGS, task=task)
+    assert isinstance(trainer._stack_for(clients[0].x), Stack)
 
 
 @pytest.mark.parametrize(

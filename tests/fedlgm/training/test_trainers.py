@@ -296,7 +296,7 @@ def test_without_a_compiler_it_runs_uncompiled_and_says_so(monkeypatch: pytest.M
     monkeypatch.setenv("CXX", "/nonexistent-compiler")
     torch._dynamo.reset()
     trainer = VectorizedTrainer(copy.deepcopy(module), layers, settings, width=4, compile=True)
-    trainer._compiled = _no_compiler
+    trainer._fast = _no_compiler
     with pytest.warns(UserWarning, match="running uncompiled"):
         ours = torch.cat([u.clone() for u in trainer.updates(model, _tasks(shape, 2))])
     assert _relative(ours, _loop(module, layers, settings, _tasks(shape, 2))) < 1e-5
