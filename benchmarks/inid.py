@@ -109,7 +109,7 @@ def table_two() -> Rows:
     for epsilon, printed in zip((0.5, 1.0, 1.5, 2.0, 2.5, 3.0), paper, strict=True):
         noise, profile = Staircase2D.optimal(epsilon), [0.85, 0.15]
         row = {"epsilon": epsilon, "staircase (paper)": printed, "staircase": noise.expected_l1(), "gamma": noise.gamma}
-        row["i.i.d. Laplace"] = expected_error("laplace", inid.laplace_iid(profile, epsilon), p=1)
+        row["i.i.d. Laplace"] = expected_error("laplace", inid.noise_scales("laplace", "iid", profile, epsilon), p=1)
         row["i.n.i.d. Laplace"] = expected_error("laplace", inid.laplace_inid(profile, epsilon, p=1), p=1)
         rows.append(row)
     return rows

@@ -15,9 +15,10 @@ Noise in proportion to a layer's bound alone, a frequent choice with group-wise 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast, get_args
 
 import numpy as np
 import scipy
@@ -36,7 +37,7 @@ from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
 from fedlgm.mechanisms.base import Mechanism
-from fedlgm.mechanisms.profiles import Array, Profile
+from fedlgm.mechanisms.profiles import Profile
 from fedlgm.noise import Family
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee, Relation
@@ -122,19 +123,10 @@ class GroupNoise(Mechanism):
             raise PrivacyError(f"{self.name}: a release without noise cannot carry a proven guarantee")
         # i.i.d. noise in a layer costs the same as if each of its coordinates were bounded by C_m / d_m^(1/order).
         profile = Profile(clip / layers.sizes ** (1 / order), layers.sizes)
-        scales = _RULES[self.name](profile, 1.0 / facts.noise_multiplier, self.p)
+        rule = cast(inid.Rule, self.name.removeprefix(f"{self.family}-"))
+        scales = inid.noise_scales(self.family, rule, profile, 1.0 / facts.noise_multiplier, self.p)
         reason = f"every layer is bounded in l{order} norm before noise of a public scale is added to the sum"
         return ReleasePlan(layers, clip, scales, facts, Guarantee("proven", reason), family=self.family)
-
-
-_RULES: dict[str, Callable[[Profile, float, float], Array]] = {
-    "gaussian-inid": inid.gaussian_scales,
-    "gaussian-spr": lambda profile, mu, p: inid.gaussian_spr(profile, mu),
-    "gaussian-iid": lambda profile, mu, p: inid.gaussian_iid(profile, mu),
-    "laplace-inid": inid.laplace_scales,
-    "laplace-spr": lambda profile, budget, p: inid.laplace_spr(profile, budget),
-    "laplace-iid": lambda profile, budget, p: inid.laplace_iid(profile, budget),
-}
 
 
 def names() -> tuple[str, ...]:
@@ -144,7 +136,7 @@ def names() -> tuple[str, ...]:
         >>> names()[:3]
         ('gaussian-inid', 'gaussian-spr', 'gaussian-iid')
     """
-    return tuple(_RULES)
+    return tuple(f"{family}-{rule}" for family in get_args(Family) for rule in get_args(inid.Rule))
 
 
 def calibrate_laplace(
