@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast, get_args
 
-import numpy as np
 import scipy
 
 from fedlgm import privacy
@@ -36,7 +35,7 @@ from fedlgm.errors import (
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
-from fedlgm.mechanisms.base import Mechanism
+from fedlgm.mechanisms.base import Bounded, one_per_layer
 from fedlgm.mechanisms.profiles import Profile
 from fedlgm.noise import Family
 from fedlgm.plan import ReleasePlan
@@ -49,7 +48,7 @@ _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 
 
 @dataclass(frozen=True)
-class GroupNoise(Mechanism):
+class GroupNoise(Bounded):
     """Per-layer bounds C_m with Gaussian or Laplace noise, whose scales follow one of the rules.
 
     Registered as "gaussian-inid", "gaussian-spr", "gaussian-iid", "laplace-inid", "laplace-spr" and "laplace-iid".
@@ -68,13 +67,11 @@ class GroupNoise(Mechanism):
         ([0.5, 0.5], [1.5, 3.0], 2.0)
     """
 
-    bound: float = 1.0
     bounds: Sequence[float] = ()
     p: float = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, bound=self.bound)
         for bound in self.bounds:
             check_positive(self.name, bounds=bound)
         if not (math.isfinite(self.p) and self.p >= 1):
@@ -114,11 +111,8 @@ class GroupNoise(Mechanism):
             PrivacyError: the facts have no noise.
         """
         order = _ORDER[self.family]
-        clip = np.asarray(
-            list(self.bounds) or [self.bound / len(layers) ** (1 / order)] * len(layers), dtype=np.float64
-        )
-        if clip.shape != (len(layers),):
-            raise ConfigError(f"{self.name}: bounds has {len(clip)} entries for {len(layers)} layers")
+        even = [self.bound / len(layers) ** (1 / order)] * len(layers)
+        clip = one_per_layer(self.name, layers, bounds=list(self.bounds) or even)
         if facts.noise_multiplier == 0:
             raise PrivacyError(f"{self.name}: a release without noise cannot carry a proven guarantee")
         # i.i.d. noise in a layer costs the same as if each of its coordinates were bounded by C_m / d_m^(1/order).
