@@ -55,7 +55,7 @@ KEPT, PAGE, DATA = RESULTS / "inid.json", RESULTS / "inid.md", RESULTS / "data" 
 SHAPES = ("uniform", "linear", "quadratic", "exponential", "one-hot")
 SEED = 2024
 TUNING_SEEDS, SEEDS = range(1000, 1005), range(20)
-RULES: tuple[cd.Rule, ...] = ("spr", "inid")
+RULES: tuple[inid.Rule, ...] = ("spr", "inid")
 GRID: list[Setting] = list(itertools.product((2, 5, 10, 20, 50), (0.1, 0.3, 1.0, 3.0, 10.0, 30.0), (0.1, 0.3, 1.0)))
 
 
@@ -109,7 +109,7 @@ def table_two() -> Rows:
     for epsilon, printed in zip((0.5, 1.0, 1.5, 2.0, 2.5, 3.0), paper, strict=True):
         noise, profile = Staircase2D.optimal(epsilon), [0.85, 0.15]
         row = {"epsilon": epsilon, "staircase (paper)": printed, "staircase": noise.expected_l1(), "gamma": noise.gamma}
-        row["i.i.d. Laplace"] = expected_error("laplace", inid.laplace_iid(profile, epsilon), p=1)
+        row["i.i.d. Laplace"] = expected_error("laplace", inid.noise_scales("laplace", "iid", profile, epsilon), p=1)
         row["i.n.i.d. Laplace"] = expected_error("laplace", inid.laplace_inid(profile, epsilon, p=1), p=1)
         rows.append(row)
     return rows
@@ -192,7 +192,7 @@ class Variant(NamedTuple):
     by_pld: bool = False
 
 
-def descent_errors(problem: Problem, variant: Variant, rule: cd.Rule, setting: Setting, seeds: range) -> Array:
+def descent_errors(problem: Problem, variant: Variant, rule: inid.Rule, setting: Setting, seeds: range) -> Array:
     """Relative errors to the optimum, in percent, at epsilon 1 and delta 1/N^2."""
     (passes, clip, rate), count = setting, len(problem.data.targets)
     epsilon, delta, size = 1.0 - variant.share, 1 / count**2, problem.smoothness.size

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlgm.errors import ConfigError, check_count
-from fedlgm.mechanisms.inid import laplace_budget, laplace_spr
+from fedlgm.mechanisms.inid import laplace_budget, noise_scales
 from fedlgm.noise import draw
 from fedlgm.papers.inid.objectives import Array, Objective
 from fedlgm.papers.inid.smoothness import feature_rows
@@ -53,6 +53,6 @@ def private_smoothness(
     if not (math.isfinite(floor) and 0 < floor <= 1):
         raise ConfigError(f"floor must lie in (0, 1], got {floor}")
     check_count("rows", rows)
-    noise = draw("laplace", laplace_spr(b**2, laplace_budget(epsilon)), rng)
+    noise = draw("laplace", noise_scales("laplace", "spr", b**2, laplace_budget(epsilon)), rng)
     moments = (np.minimum(x**2, b**2).sum(axis=0) + noise) / rows
     return np.asarray(objective.curvature * np.maximum(moments, floor * b**2))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import scipy
 
 from fedlgm.errors import ConfigError
-from fedlgm.mechanisms.inid import gaussian_scales, laplace_scales
+from fedlgm.mechanisms.inid import noise_scales
 from fedlgm.mechanisms.profiles import Array, Counts, Profile, as_profile
 from fedlgm.noise import Family
 
@@ -56,8 +56,8 @@ def gini(profile: Profile) -> float:
     order = np.argsort(profile.values)
     values, counts = profile.values[order], profile.counts[order].astype(np.float64)
     below = np.cumsum(counts) - counts
-    above = profile.dimension - below - counts
-    return max(0.0, float(counts * (below - above) @ values) / (profile.dimension * total))
+    above = counts.sum() - below - counts
+    return max(0.0, float(counts * (below - above) @ values) / (counts.sum() * total))
 
 
 def gaussian_groups(
@@ -86,7 +86,7 @@ def gaussian_groups(
     Raises:
         ConfigError: bounds, sizes, budget, p or weights out of range.
     """
-    return gaussian_scales(_layers(clip, dims, 2), mu, p, weights)
+    return noise_scales("gaussian", "inid", _layers(clip, dims, 2), mu, p, weights)
 
 
 def laplace_groups(
@@ -101,7 +101,7 @@ def laplace_groups(
     For p = 2 and no weights, beta_m = (C_m / K_m)^(1/3) sum_k C_k^(2/3) K_k^(1/3) / budget. Arguments and errors as in
     `gaussian_groups`, with l1 bounds and a budget sum_m C_m / beta_m.
     """
-    return laplace_scales(_layers(clip, dims, 1), budget, p, weights)
+    return noise_scales("laplace", "inid", _layers(clip, dims, 1), budget, p, weights)
 
 
 def _layers(clip: npt.ArrayLike, dims: npt.ArrayLike, order: int) -> Profile:

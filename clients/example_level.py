@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clients.source import ClientData
 from clients.updates import LocalWork
+from fedlgm import inputs
 from fedlgm.aggregation import BoundedSum
 from fedlgm.client_release import Asked, Contributions, Keys, Noised
 from fedlgm.contributions import Updates
@@ -89,5 +90,4 @@ class ExampleSteps(Contributions):
 
 
 def _bytes(data: ClientData) -> int:
-    parts = data.x if isinstance(data.x, tuple) else (data.x,)
-    return sum(part.nbytes for part in (*parts, data.y))
+    return sum(part.nbytes for part in (*inputs.parts(data.x), data.y))

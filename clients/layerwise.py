@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor
 
 from clients.consent import Agreed, Consent
 from clients.replying import ReplyingApp, quiet
@@ -146,9 +145,10 @@ def asked_of(message: Message, layers: LayerTable, serves: Serving) -> Asked:
     Raises:
         PrivacyError: the message asks for another client.
     """
-    clients = _members(message, serves)
     config = message.content.config_records[wire.CONFIG]
-    model = _model(message)
+    clients = [int(client) for client in config[wire.CLIENTS]]  # type: ignore[union-attr]
+    serves.check(clients)
+    model = torch.from_numpy(wire.view(message.content.array_records[wire.ARRAYS][wire.MODEL].data).copy())
     plan = ReleasePlan.from_json(layers, str(config[wire.PLAN]))
     return Asked(plan, model, int(config[wire.ROUND]), clients)  # type: ignore[arg-type]
 
@@ -158,13 +158,3 @@ def reply_with(message: Message, arrays: dict[str, np.ndarray], metrics: dict[st
     record = ArrayRecord({name: Array(**wire.fields(array)) for name, array in arrays.items()})
     content = RecordDict({wire.ARRAYS: record, wire.METRICS: MetricRecord(dict(metrics))})
     return Message(content=content, reply_to=message)
-
-
-def _members(message: Message, serves: Serving) -> list[int]:
-    clients = [int(c) for c in message.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
-    serves.check(clients)
-    return clients
-
-
-def _model(message: Message) -> Tensor:
-    return torch.from_numpy(wire.view(message.content.array_records[wire.ARRAYS][wire.MODEL].data).copy())

@@ -43,9 +43,9 @@ def encode(header: Mapping[str, Any], body: bytes | memoryview = b"") -> bytes:
     return encode_header(header, len(body)) + body
 
 
-def encode_header(header: Mapping[str, Any], size: int) -> bytes:
-    """The bytes before a frame's body of `size` bytes."""
-    text = json.dumps(header, allow_nan=False).encode()
+def encode_header(header: Mapping[str, Any] | str, size: int) -> bytes:
+    """The bytes before a frame's body of `size` bytes; a header's text is not changed."""
+    text = (header if isinstance(header, str) else json.dumps(header, allow_nan=False)).encode()
     return _PREFIX.pack(len(text), size) + text
 
 
@@ -106,13 +106,13 @@ def exchange(
         RunError: no service listens on the socket, or the answer is late or not a frame.
     """
     deadline = time.monotonic() + timeout
-    text = header.encode() if isinstance(header, str) else json.dumps(header, allow_nan=False).encode()
+    first = encode_header(header, len(body))
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(timeout)
             link.connect(path)
             try:
-                link.sendall(_PREFIX.pack(len(text), len(body)) + text)
+                link.sendall(first)
                 link.sendall(body)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # refused before all of it was read: the answer says why

@@ -10,18 +10,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import AfterValidator
 
+from fedlgm.privacy.chain import digest as digest
+
 PROTOCOL = 5  # raised whenever what a question or an answer says changes
 HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
 TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
 _SIGNATURE_DIGITS = 128
+R = TypeVar("R")
+types_of: Callable[[type], dict[str, type]] = cache(get_type_hints)
+"""Field -> type of a record's class."""
 
 # Refusals after which the same question may be asked again.
 TRANSIENT = frozenset({"busy", "slow", "unavailable"})
@@ -63,15 +69,6 @@ def printable(text: str, longest: int) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text[:longest])
 
 
-def digest(*fields: str | bytes | int) -> str:
-    """SHA-256 over length-prefixed fields, as hexadecimal digits."""
-    total = hashlib.sha256()
-    for field in fields:
-        data = field if isinstance(field, bytes) else str(field).encode()
-        total.update(len(data).to_bytes(8, "little") + data)
-    return total.hexdigest()
-
-
 def canonical(value: Any) -> str:
     """JSON text that is the same for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -80,6 +77,20 @@ def canonical(value: Any) -> str:
 def sha256(data: bytes | memoryview) -> str:
     """SHA-256 as hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+def record_of(kind: type[R], raw: Any) -> R | None:
+    """A record from plain values; None if they are not exactly its fields, each of its type.
+
+    Example:
+        >>> values = {"ledger": "a", "seq": 1, "head": "b", "signature": "c"}
+        >>> record_of(Position, values), record_of(Position, values | {"seq": True})
+        (Position(ledger='a', seq=1, head='b', signature='c'), None)
+    """
+    types = types_of(kind)
+    if not isinstance(raw, dict) or raw.keys() != types.keys():
+        return None
+    return kind(**raw) if all(type(raw[name]) is expected for name, expected in types.items()) else None
 
 
 @dataclass(frozen=True)
@@ -149,14 +160,6 @@ class Position:
         """A position with the service's signature."""
         return cls(ledger, seq, head, sign(signer, "position", ledger, seq, head))
 
-    @classmethod
-    def of(cls, raw: Any) -> Position | None:
-        """A position from plain values; None if they do not have its form."""
-        types = {"ledger": str, "seq": int, "head": str, "signature": str}
-        if not isinstance(raw, dict) or raw.keys() != types.keys():
-            return None
-        return cls(**raw) if all(type(raw[name]) is kind for name, kind in types.items()) else None
-
     @property
     def test(self) -> bool:
         """Whether the ledger belongs to a test, whose noise is known."""
@@ -168,7 +171,7 @@ class Position:
 
     def values(self) -> dict[str, Any]:
         """Plain values."""
-        return {"ledger": self.ledger, "seq": self.seq, "head": self.head, "signature": self.signature}
+        return asdict(self)
 
 
 def answer_fields(question: str, client: int, seq: int, body: str, position: Position) -> tuple[str | int, ...]:

@@ -7,7 +7,7 @@ takes a named stream of `fedlgm.keys`; no function reads a global generator.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -68,16 +68,11 @@ def add_noise_(
     """
     if total.numel() != sum(size for size, _ in parts) or len(parts) != len(streams):
         raise ConfigError(f"{total.numel()} coordinates, {len(parts)} parts and {len(streams)} streams do not fit")
-    buffer = torch.empty(min(_CHUNK, max((size for size, _ in parts), default=0)))
-    start = 0
+    buffer, start = torch.empty(min(_CHUNK, total.numel())), 0
     for (size, scale), stream in zip(parts, streams, strict=True):
         if scale > 0:
-            # In pieces that stay in the cache, not so small that redrawing their tails is mostly overhead.
-            for low in range(start, start + size, _CHUNK):
-                piece = total[low : min(low + _CHUNK, start + size)]
-                noise = buffer[: piece.numel()]
-                _fill(noise, family, stream)
-                _round_to_grid_(piece.add_(noise.to(piece.dtype), alpha=scale), scale)
+            for piece, noise in _drawn(total[start : start + size], family, stream, buffer):
+                add_scaled_(piece, noise, scale)
         start += size
     return total
 
@@ -90,22 +85,18 @@ def unit_noise(sizes: Sequence[int], streams: Sequence[torch.Generator]) -> Tens
         streams: one generator for each part.
     """
     out = torch.empty(sum(sizes), dtype=torch.float64)
-    buffer = torch.empty(min(_CHUNK, max(sizes, default=0)))
-    start = 0
-    for size, stream in zip(sizes, streams, strict=True):
-        for low in range(start, start + size, _CHUNK):
-            piece = out[low : min(low + _CHUNK, start + size)]
-            noise = buffer[: piece.numel()]
-            _fill(noise, "gaussian", stream)
+    buffer = torch.empty(min(_CHUNK, out.numel()))
+    for part, stream in zip(out.split(list(sizes)), streams, strict=True):
+        for piece, noise in _drawn(part, "gaussian", stream, buffer):
             piece.copy_(noise)
-        start += size
     return out
 
 
 def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
     """Add `scale` times given noise to a vector, in place, and round to the grid of the scale (see `add_noise_`)."""
     if scale > 0:
-        _round_to_grid_(piece.add_(noise.to(piece), alpha=scale), scale)
+        step = grid_step(scale)
+        piece.add_(noise.to(piece), alpha=scale).mul_(1 / step).round_().mul_(step)
 
 
 def grid_step(scale: float) -> float:
@@ -116,9 +107,12 @@ def grid_step(scale: float) -> float:
 _CHUNK = 1 << 18
 
 
-def _round_to_grid_(piece: Tensor, scale: float) -> None:
-    step = grid_step(scale)
-    piece.mul_(1 / step).round_().mul_(step)
+def _drawn(part: Tensor, family: Family, stream: torch.Generator, buffer: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pieces of a part with their unit noise; they stay in the cache, and redrawing their tails is little overhead."""
+    for piece in part.split(_CHUNK):
+        noise = buffer[: piece.numel()]
+        _fill(noise, family, stream)
+        yield piece, noise
 
 
 def _fill(out: Tensor, family: Family, stream: torch.Generator) -> None:

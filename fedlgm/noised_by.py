@@ -260,12 +260,23 @@ def largest_norm(part: Part, family: str) -> float:
     """
     if part.sigma == 0 or not math.isfinite(part.clip):
         return part.clip
+    if family == "gaussian":
+        return part.clip + part.sigma * gaussian_norm(part.size) + grid_step(part.sigma) * math.sqrt(part.size)
+    return part.clip + part.sigma * _gamma_tail(part.size) + grid_step(part.sigma) * part.size
+
+
+def gaussian_norm(size: int) -> float:
+    """l2 norm that `size` standard normal numbers exceed with a negligible probability: the tail of chi-square.
+
+    Example:
+        >>> round(gaussian_norm(100), 2)
+        16.02
+    """
+    return math.sqrt(2 * _gamma_tail(size / 2))
+
+
+def _gamma_tail(shape: float) -> float:
+    """Number that a Gamma variable of this shape and scale 1 exceeds with a negligible probability."""
     import scipy.special  # not needed where clients train: their processes start sooner without it
 
-    if family == "gaussian":
-        noise = part.sigma * math.sqrt(2 * float(scipy.special.gammainccinv(part.size / 2, NEGLIGIBLE)))
-        grid = grid_step(part.sigma) * math.sqrt(part.size)
-    else:
-        noise = part.sigma * float(scipy.special.gammainccinv(part.size, NEGLIGIBLE))
-        grid = grid_step(part.sigma) * part.size
-    return part.clip + noise + grid
+    return float(scipy.special.gammainccinv(shape, NEGLIGIBLE))

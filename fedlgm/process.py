@@ -89,19 +89,14 @@ class Process:
         """
         facts, (epsilon, delta) = self.facts, self.facts.budget()
         rate, relation, accountant = facts.accounted_rate, facts.relation, facts.accountant
-        if levels is not None:
-            gaussian = privacy.accounting.calibrate_levels(
-                levels, epsilon, delta, sampling_rate=rate, relation=relation, accountant=accountant
-            )
-        else:
-            gaussian = privacy.accounting.calibrate(
-                epsilon, delta, steps=facts.noisy_sums, sampling_rate=rate, relation=relation, accountant=accountant
-            )
+        releases = levels or {1.0: facts.noisy_sums}
+        gaussian = privacy.accounting.calibrate_levels(
+            releases, epsilon, delta, sampling_rate=rate, relation=relation, accountant=accountant
+        )
 
         def within(multiplier: float) -> bool:
             least = multiplier / SENSITIVITY_FACTOR[relation]
-            releases = (levels or {1.0: facts.noisy_sums}).items()
-            events = [(facts.noised_by.event(least * level, rate), count) for level, count in releases]
+            events = [(facts.noised_by.event(least * level, rate), count) for level, count in releases.items()]
             return privacy.composed_epsilon(events, delta, accountant) <= epsilon
 
         return facts.noised_by.calibrated(gaussian, within)

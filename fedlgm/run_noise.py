@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -95,30 +94,8 @@ def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource:
     return run_noise
 
 
-@dataclass(frozen=True)
-class Draw:
-    """The draw of a round's independent noise.
-
-    Attributes:
-        of: (ring, round) -> z of that round, N(0, 1), float64 [size]; equal arguments give equal bits.
-        device: device of the draw.
-
-    Example:
-        >>> from fedlgm.keys import Purpose
-        >>> def standard_normal(ring, round):
-        ...     generator = ring.torch_generator(Purpose.NOISE, round)
-        ...     return torch.randn(3, dtype=torch.float64, generator=generator)
-        >>> draw, ring = Draw(standard_normal, torch.device("cpu")), KeyRing.from_seed(1)
-        >>> torch.equal(draw(ring, 1), draw(ring, 1)), torch.equal(draw(ring, 1), draw(ring, 2))
-        (True, False)
-    """
-
-    of: Callable[[KeyRing, int], Tensor]
-    device: torch.device
-
-    def __call__(self, ring: KeyRing, round: int) -> Tensor:
-        """`of`."""
-        return self.of(ring, round)
+Draw = Callable[[KeyRing, int], Tensor]
+"""(ring, round) -> z of that round, N(0, 1), float64 [size]; equal arguments give equal bits."""
 
 
 class NoiseRings:
@@ -176,7 +153,8 @@ class RunNoise:
     Example:
         >>> from fedlgm import correlation
         >>> noise, ring = correlation.get("square-root", 3, bands=2), KeyRing.from_seed(1)
-        >>> ones = Draw(lambda ring, round: torch.ones(1, dtype=torch.float64), torch.device("cpu"))
+        >>> def ones(ring, round):
+        ...     return torch.ones(1, dtype=torch.float64)
         >>> run = RunNoise()
         >>> [round(run.next(noise, 1, t, ring, ones).item(), 4) for t in (1, 2, 3)]
         [1.118, 0.559, 0.8385]
@@ -200,7 +178,9 @@ class RunNoise:
         """
         return keys.derive(b"after", self._rings.digest(round - 1).encode()) if keys.secret else keys
 
-    def next(self, noise: Correlation, size: int, round: int, ring: KeyRing, draw: Draw) -> Tensor:
+    def next(
+        self, noise: Correlation, size: int, round: int, ring: KeyRing, draw: Draw, device: torch.device | str = "cpu"
+    ) -> Tensor:
         """Noise w_t of a round for z of standard deviation 1, float64 [size]. The ring is kept first.
 
         Args:
@@ -209,6 +189,7 @@ class RunNoise:
             round: number of the round, from 1.
             ring: ring of this round's z.
             draw: draw of a round's z.
+            device: device of the draw.
 
         Raises:
             PrivacyError: C or size differs from that of earlier rounds, or C has no such round.
@@ -218,12 +199,19 @@ class RunNoise:
             raise PrivacyError(f"the noise was correlated over {noise.rounds} rounds: there is none for round {round}")
         if self._stream is not None and self._stream[:2] != (noise, size):
             raise PrivacyError("correlated noise needs the same C and as many numbers in every round of a run")
-        self._catch_up(noise, size, round, ring, draw)
-        assert self._stream is not None
+        if self._stream is None or not 0 <= self._done < round:
+            from fedlgm.correlation import CorrelatedStream
+
+            self._stream, self._done = (noise, size, CorrelatedStream(noise, size, device)), 0
+        stream = self._stream[2]
+        if self._done < round - 1:
+            past = self._rings.first(round - 1) if ring.secret else [ring] * (round - 1)
+            self._done = -1
+            stream.replay(lambda t: draw(past[t], t + 1), round - 1)
         if ring.secret:
             self._rings.keep(round, ring)
         self._done = -1  # until the stream has it: after an error in between it is made again
-        w = self._stream[2].next(draw(ring, round))
+        w = stream.next(draw(ring, round))
         self._done = round
         return w
 
@@ -276,23 +264,11 @@ class RunNoise:
             return values.to(where)
 
         where = torch.device("cpu") if total.device.type == "mps" else total.device  # Metal has no double precision
-        w = self.next(noise, sum(sizes), round, ring, Draw(drawn, where))
+        w = self.next(noise, sum(sizes), round, ring, drawn, where)
         pieces = total.split([part.size for part in plan.parts])
         for place, part, piece in zip(plan.streams, plan.parts, pieces, strict=True):
             add_scaled_(piece, w[ends[place] : ends[place + 1]], part.sigma)
         return total
-
-    def _catch_up(self, noise: Correlation, size: int, round: int, ring: KeyRing, draw: Draw) -> None:
-        """Bring the stream to the start of this round."""
-        from fedlgm.correlation import CorrelatedStream
-
-        if self._stream is None or not 0 <= self._done < round:
-            self._stream, self._done = (noise, size, CorrelatedStream(noise, size, draw.device)), 0
-        if self._done == round - 1:
-            return
-        past = self._rings.first(round - 1) if ring.secret else [ring] * (round - 1)
-        self._done = -1
-        self._stream[2].replay(lambda t: draw(past[t], t + 1), round - 1)
 
 
 def check_cpu(tensor: Tensor) -> None:

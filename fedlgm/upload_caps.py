@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.noise import grid_step
-from fedlgm.noised_by import NEGLIGIBLE
+from fedlgm.noised_by import NEGLIGIBLE, gaussian_norm
 from fedlgm.plan import ReleasePlan
 
 _ADAM = 7.3  # most steps of length lr that Adam takes at once: (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2))
@@ -80,7 +80,7 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
         cap = kind.signal * kind.rows * part.clip
         if kind.noise and part.sigma > 0:
             root = math.sqrt(part.size)
-            cap += kind.noise * part.sigma * _noise_norm(part.size) + kind.signal * grid_step(part.sigma) * root
+            cap += kind.noise * part.sigma * gaussian_norm(part.size) + kind.signal * grid_step(part.sigma) * root
         caps.append(cap)
     found = np.array(caps) * _ROUNDING
     found.setflags(write=False)
@@ -96,13 +96,6 @@ def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
         return upload
     scale = torch.where(norms > caps, caps / norms, torch.ones_like(norms))
     return upload * torch.repeat_interleave(scale, torch.tensor(sizes, device=scale.device))
-
-
-def _noise_norm(size: int) -> float:
-    """l2 norm that `size` standard normal numbers exceed with a negligible probability: the tail of chi-square."""
-    import scipy.special  # not needed where clients train: their processes start sooner without it
-
-    return math.sqrt(2 * float(scipy.special.gammainccinv(size / 2, NEGLIGIBLE)))
 
 
 def _most(population: int, rate: float) -> float:

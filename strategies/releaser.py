@@ -106,7 +106,7 @@ class Releaser:
 
     def _event(self, plan: ReleasePlan, round: int, key: str) -> dp_event.DpEvent:
         """The cost of a release: the round's own, or that of one more with the same draws if it was released before."""
-        first = self.ledger.first_key(round, after=self.redrawn)
+        first = next(iter(self.ledger.keys_of(round, after=self.redrawn)), None)
         return plan.event if first in (None, key) else plan.repeated_event
 
     def _client_key(self, round: int, client: int) -> str:

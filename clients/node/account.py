@@ -28,7 +28,7 @@ class Account:
 
     def __init__(self, policy: Policy, ledger: NodeLedger) -> None:
         self._policy, self._ledger = policy, ledger
-        self._prices = {"pld": self._least("pld")}
+        self._least("pld")  # refused now if no noise meets the budget
 
     def spent(self, further: dp_event.DpEvent | None = None) -> float:
         """Epsilon of all charges for the protected unit, including one further release if given.
@@ -96,10 +96,8 @@ class Account:
         The time of an answer and a refusal reveal something that no noise covers, so no release may be almost free.
         """
         event = request.unit.event(request.plan)
-        accountant = privacy.events.accountant_of([event])
-        if accountant not in self._prices:
-            self._prices[accountant] = self._least(accountant)
-        return at_least(event, self._prices[accountant], self._policy.privacy.delta)
+        least = self._least(privacy.events.accountant_of([event]))
+        return at_least(event, least, self._policy.privacy.delta)
 
     def _least(self, accountant: str) -> float:
         """Noise multiplier of one of as many releases as the policy allows, which together cost its budget."""

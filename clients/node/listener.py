@@ -67,7 +67,6 @@ class Listener:
         began: float | None = None
         pid, uid, _ = _peer(writer.get_extra_info("socket"))
         self._open += 1
-        code = "failed"
         try:
             if self._policy.socket.uids and uid not in self._policy.socket.uids:
                 raise Refusal("peer", f"user {uid} may not ask")
@@ -81,8 +80,7 @@ class Listener:
             if ask.ask in STEPS and not ask.trains:
                 began = None  # it depends on nothing of the data; four such answers come before and after each vector
         except Refusal as refusal:
-            code = refusal.code
-            if code == "slow":
+            if refusal.code == "slow":
                 began = None  # it leaves at a time that the policy has set, whatever has not ended by then
             _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
             answer = Answer(refusal.header)
@@ -92,7 +90,7 @@ class Listener:
             return
         except Exception:  # nothing that a question holds may end the service, or show in an answer
             _log.exception("a question failed [user %d, process %d]", uid, pid)
-            answer = Answer({"ok": False, "protocol": protocol.PROTOCOL, "code": code, "why": "see this node's log"})
+            answer = Answer(Refusal("failed", "see this node's log").header)
         if began is not None:
             # From when its turn came: the asker chooses when to connect and when a question's last byte arrives.
             await asyncio.sleep(self._left(began))

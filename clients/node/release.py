@@ -185,7 +185,10 @@ class Releaser:
 
         The dtype is float32 if it is exact (as usual, since released values lie on a grid), otherwise float64.
         """
-        return _narrow(self._released(request, name))
+        wide = self._released(request, name).numpy()
+        with np.errstate(over="ignore"):
+            narrow = wide.astype(np.float32)
+        return narrow if np.array_equal(narrow, wide) else wide
 
     def words(self, request: Request, name: str) -> np.ndarray:
         """The node's charged part of a secure sum: bounded, rounded, with its share of the noise, uint32 [size]."""
@@ -215,19 +218,3 @@ class Releaser:
     def _keys(self, purpose: str, name: str) -> KeyRing:
         digest = hmac.new(self._secret, f"{purpose} {name}".encode(), hashlib.sha256).digest()
         return KeyRing(int.from_bytes(digest[:16], "little"), secret=True)
-
-
-def _narrow(total: Tensor) -> np.ndarray:
-    """The numbers as float32 if that is exact, as it usually is: released values lie on a grid."""
-    wide = total.numpy()
-    narrow = np.empty(wide.shape, np.float32)
-    with np.errstate(over="ignore"):
-        for low in range(0, len(wide), _CHUNK):  # in pieces that stay in the cache
-            piece = slice(low, low + _CHUNK)
-            narrow[piece] = wide[piece]
-            if not (narrow[piece] == wide[piece]).all():
-                return wide
-    return narrow
-
-
-_CHUNK = 1 << 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedlgm.privacy.chain import next_head
+from fedlgm.privacy.chain import digest
 
 CLIENT, EXAMPLE = "client, replace-one", "example, add-remove"
 PROTECTED: dict[str, str] = {"client": CLIENT, "example": EXAMPLE}
@@ -43,5 +43,5 @@ class Row:
 
     def chained(self, before: str) -> str:
         """Head computed from the previous head and this row's columns."""
-        columns = (self.request, self.event, self.trust, self.run, str(self.round), self.data, self.charged_at)
-        return next_head(before, str(self.seq), *columns, self.protects)
+        columns = (self.seq, self.request, self.event, self.trust, self.run, self.round, self.data, self.charged_at)
+        return digest(before, *map(str, columns), str(self.protects))

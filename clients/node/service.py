@@ -251,7 +251,7 @@ class Service:
         """Refuse to continue with a ledger that is older than one this service has signed."""
         if raw is None:
             return
-        expected = Position.of(raw)
+        expected = protocol.record_of(Position, raw)
         if expected is None or not expected.valid(self._signer.public_key()):
             raise Refusal("expect", "the expected position of the ledger was not signed by this service")
         if expected.ledger != self._ledger.identity or self._ledger.head_at(expected.seq) != expected.head:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fedlgm.errors import LedgerError
 from fedlgm.files import write_durably
+from fedlgm.node_protocol import record_of
 
 
 class Seen(NamedTuple):
@@ -33,13 +34,13 @@ def read(path: Path) -> Seen:
         LedgerError: the witness is missing or damaged.
     """
     try:
-        seen = Seen(**json.loads(path.read_bytes()))
-        if [type(value) for value in seen] != [str, int, str, int]:
-            raise ValueError("not a witness")
+        seen = record_of(Seen, json.loads(path.read_bytes()))
     except FileNotFoundError:
         raise LedgerError(f"the witness {path} is gone: the ledger's last position is unknown") from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise LedgerError(f"the witness {path} cannot be read: {error}") from error
+    if seen is None:
+        raise LedgerError(f"the witness {path} cannot be read: not a witness")
     return seen
 
 

@@ -295,13 +295,12 @@ class Correlation:
         Raises:
             ConfigError: not a correlation.
         """
-        fields = dict(record)
         try:
-            if "decays" in fields:
-                if fields.pop("name") != "blt":
+            if "decays" in record:
+                if record["name"] != "blt":
                     raise ConfigError("not a correlation: only 'blt' has buffers")
-                return cls.from_buffers(fields.pop("rounds"), tuple(fields.pop("decays")), tuple(fields.pop("scales")))
-            return cls(fields.pop("name"), fields.pop("rounds"), np.array(fields.pop("coefficients"), dtype=np.float64))
+                return cls.from_buffers(record["rounds"], tuple(record["decays"]), tuple(record["scales"]))
+            return cls(record["name"], record["rounds"], np.array(record["coefficients"], dtype=np.float64))
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm.allocation import shares
-from fedlgm.errors import ConfigError, check_positive
+from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts
 from fedlgm.layers import Layer, LayerTable, factor_of
-from fedlgm.mechanisms.base import Mechanism, released_scales
+from fedlgm.mechanisms.base import Bounded, released_scales
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.transcript import Transcript
@@ -22,7 +22,7 @@ _PROVEN = "the order of releases is public; every contribution is bounded, then 
 
 
 @dataclass(frozen=True)
-class Alternate(Mechanism):
+class Alternate(Bounded):
     """Odd rounds release the factors B of all adapters, even rounds their factors A.
 
     B comes first, because it begins at zero, where the gradient of A vanishes. Layers of no adapter, such as a new
@@ -46,12 +46,10 @@ class Alternate(Mechanism):
         ([False, True], [inf, 1.0], True)
     """
 
-    bound: float = 1.0
     rule: str = "snr-consistent"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, bound=self.bound)
         shares(self.rule, [1.0], [1])
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlgm.allocation import shares, spread
 from fedlgm.clipping import eq_clip
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_positive
 from fedlgm.extension import users_code
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
@@ -128,6 +128,25 @@ class Mechanism:
             transcript: past released outputs.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Bounded(Mechanism):
+    """Base of mechanisms with one bound of a unit's whole contribution.
+
+    Attributes:
+        bound: the bound, above 0.
+
+    Example:
+        >>> Bounded("mine", bound=0.5).bound
+        0.5
+    """
+
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, bound=self.bound)
 
 
 class BoundsExamples(ABC):

@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedlgm.allocation import names as allocations
-from fedlgm.errors import ConfigError, check_known, check_positive
+from fedlgm.errors import ConfigError, check_known
 from fedlgm.example_level.scaling import LEAST_STABILISER, PSAC, AutoS, FlatClip, PerLayerClip, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import BoundsExamples, Mechanism
-from fedlgm.mechanisms.layerwise_gaussian import LayerwiseGaussian, NoPrivacy, PublishedMedClip, claim_of
-from fedlgm.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.mechanisms.base import Bounded, BoundsExamples
+from fedlgm.mechanisms.layerwise_gaussian import LayerwiseGaussian, NoPrivacy, PublishedMedClip, published
+from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee, Unit
 from fedlgm.transcript import Transcript
 
@@ -163,9 +163,7 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
         """Bounds from the examples' norms [B, K], claimed as if they were public."""
         clip, sigma = self._from_private(layers, facts, norms)
-        sound = example_plan(layers, facts, clip=clip, sigma=sigma)
-        guarantee = Guarantee("none", _MEDCLIP, unit="example")
-        return UnprotectedPlan(layers, clip, sigma, facts, guarantee, bounded_by="trainer", claim=claim_of(sound))
+        return published(example_plan(layers, facts, clip=clip, sigma=sigma), _MEDCLIP)
 
 
 @dataclass(frozen=True)
@@ -197,7 +195,7 @@ class PlainSGD(NoPrivacy, BoundsExamples):
 
 
 @dataclass(frozen=True)
-class _Normalised(Mechanism, BoundsExamples):
+class _Normalised(Bounded, BoundsExamples):
     """The whole gradient of an example is scaled to a length below C; one noise scale.
 
     Attributes:
@@ -205,14 +203,12 @@ class _Normalised(Mechanism, BoundsExamples):
         stabiliser: limits the scaling of short gradients, at least 1e-6.
     """
 
-    bound: float = 1.0
     stabiliser: float = 0.01
 
     unit: ClassVar[Unit] = "example"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, bound=self.bound)
         if not (math.isfinite(self.stabiliser) and self.stabiliser >= LEAST_STABILISER):
             raise ConfigError(f"{self.name}: stabiliser must be at least {LEAST_STABILISER:g}, got {self.stabiliser}")
 

@@ -15,11 +15,11 @@ Noise in proportion to a layer's bound alone, a frequent choice with group-wise 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast, get_args
 
-import numpy as np
 import scipy
 
 from fedlgm import privacy
@@ -35,8 +35,8 @@ from fedlgm.errors import (
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
-from fedlgm.mechanisms.base import Mechanism
-from fedlgm.mechanisms.profiles import Array, Profile
+from fedlgm.mechanisms.base import Bounded, one_per_layer
+from fedlgm.mechanisms.profiles import Profile
 from fedlgm.noise import Family
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee, Relation
@@ -48,7 +48,7 @@ _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 
 
 @dataclass(frozen=True)
-class GroupNoise(Mechanism):
+class GroupNoise(Bounded):
     """Per-layer bounds C_m with Gaussian or Laplace noise, whose scales follow one of the rules.
 
     Registered as "gaussian-inid", "gaussian-spr", "gaussian-iid", "laplace-inid", "laplace-spr" and "laplace-iid".
@@ -67,13 +67,11 @@ class GroupNoise(Mechanism):
         ([0.5, 0.5], [1.5, 3.0], 2.0)
     """
 
-    bound: float = 1.0
     bounds: Sequence[float] = ()
     p: float = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, bound=self.bound)
         for bound in self.bounds:
             check_positive(self.name, bounds=bound)
         if not (math.isfinite(self.p) and self.p >= 1):
@@ -113,28 +111,16 @@ class GroupNoise(Mechanism):
             PrivacyError: the facts have no noise.
         """
         order = _ORDER[self.family]
-        clip = np.asarray(
-            list(self.bounds) or [self.bound / len(layers) ** (1 / order)] * len(layers), dtype=np.float64
-        )
-        if clip.shape != (len(layers),):
-            raise ConfigError(f"{self.name}: bounds has {len(clip)} entries for {len(layers)} layers")
+        even = [self.bound / len(layers) ** (1 / order)] * len(layers)
+        clip = one_per_layer(self.name, layers, bounds=list(self.bounds) or even)
         if facts.noise_multiplier == 0:
             raise PrivacyError(f"{self.name}: a release without noise cannot carry a proven guarantee")
         # i.i.d. noise in a layer costs the same as if each of its coordinates were bounded by C_m / d_m^(1/order).
         profile = Profile(clip / layers.sizes ** (1 / order), layers.sizes)
-        scales = _RULES[self.name](profile, 1.0 / facts.noise_multiplier, self.p)
+        rule = cast(inid.Rule, self.name.removeprefix(f"{self.family}-"))
+        scales = inid.noise_scales(self.family, rule, profile, 1.0 / facts.noise_multiplier, self.p)
         reason = f"every layer is bounded in l{order} norm before noise of a public scale is added to the sum"
         return ReleasePlan(layers, clip, scales, facts, Guarantee("proven", reason), family=self.family)
-
-
-_RULES: dict[str, Callable[[Profile, float, float], Array]] = {
-    "gaussian-inid": inid.gaussian_scales,
-    "gaussian-spr": lambda profile, mu, p: inid.gaussian_spr(profile, mu),
-    "gaussian-iid": lambda profile, mu, p: inid.gaussian_iid(profile, mu),
-    "laplace-inid": inid.laplace_scales,
-    "laplace-spr": lambda profile, budget, p: inid.laplace_spr(profile, budget),
-    "laplace-iid": lambda profile, budget, p: inid.laplace_iid(profile, budget),
-}
 
 
 def names() -> tuple[str, ...]:
@@ -144,7 +130,7 @@ def names() -> tuple[str, ...]:
         >>> names()[:3]
         ('gaussian-inid', 'gaussian-spr', 'gaussian-iid')
     """
-    return tuple(_RULES)
+    return tuple(f"{family}-{rule}" for family in get_args(Family) for rule in get_args(inid.Rule))
 
 
 def calibrate_laplace(

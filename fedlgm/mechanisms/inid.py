@@ -20,16 +20,20 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fedlgm.errors import ConfigError, check_below_one, check_positive
+from fedlgm.errors import ConfigError, check_below_one, check_known, check_positive
 from fedlgm.extension import named_arguments
 from fedlgm.mechanisms.profiles import Array, Profile, as_profile
+from fedlgm.noise import Family
 from fedlgm.privacy.gaussian import gaussian_mu
 
 ProfileLike = Profile | npt.ArrayLike
+Rule = Literal["inid", "spr", "iid"]
 
 
 @named_arguments
@@ -51,7 +55,7 @@ def gaussian_inid(
     Raises:
         ConfigError: sensitivities, budget, p or weights are out of range.
     """
-    return gaussian_scales(profile, gaussian_mu(epsilon, delta), p, weights)
+    return noise_scales("gaussian", "inid", profile, gaussian_mu(epsilon, delta), p, weights)
 
 
 @named_arguments
@@ -80,7 +84,7 @@ def laplace_inid(
     Raises:
         ConfigError: sensitivities, budget, p or weights are out of range.
     """
-    return laplace_scales(profile, laplace_budget(epsilon, delta, tight=tight), p, weights)
+    return noise_scales("laplace", "inid", profile, laplace_budget(epsilon, delta, tight=tight), p, weights)
 
 
 def laplace_budget(epsilon: float, delta: float = 0.0, *, tight: bool = False) -> float:
@@ -109,70 +113,63 @@ def laplace_budget(epsilon: float, delta: float = 0.0, *, tight: bool = False) -
     return epsilon - (2 if tight else 1) * math.log1p(-delta)
 
 
-def gaussian_scales(profile: ProfileLike, mu: float, p: float = 2, weights: npt.ArrayLike | None = None) -> Array:
-    """`gaussian_inid` at a budget of mu-Gaussian DP.
+def noise_scales(
+    family: Family,
+    rule: Rule,
+    profile: ProfileLike,
+    budget: float,
+    p: float = 2,
+    weights: npt.ArrayLike | None = None,
+) -> Array:
+    """Standard deviations, or Laplace parameters, that spend a budget exactly.
 
-    With weights w the optimum is sigma_i^(p+2) proportional to lambda_i^2 / w_i. (The paper's Remark 4 only replaces
-    lambda by a weighted profile. This overspends the budget unless the scales are divided by the weights again.)
-    """
-    runs, values, weight = _prepare(profile, mu, "mu", p, weights)
-    shape, total = _least_error(runs, values, weight, p, 2)
-    return shape * (float(runs.values.max()) * math.sqrt(total) / mu)
-
-
-def laplace_scales(profile: ProfileLike, budget: float, p: float = 2, weights: npt.ArrayLike | None = None) -> Array:
-    """`laplace_inid` at a budget sum_i lambda_i / beta_i, which is its epsilon of pure DP."""
-    runs, values, weight = _prepare(profile, budget, "budget", p, weights)
-    shape, total = _least_error(runs, values, weight, p, 1)
-    return shape * (float(runs.values.max()) * total / budget)
-
-
-def _least_error(runs: Profile, values: Array, weight: Array, p: float, order: int) -> tuple[Array, float]:
-    """Optimal scales up to a factor, and the sum over coordinates of (lambda_i / scale_i)^order at these scales."""
-    shape: Array = values ** (order / (p + order)) * weight ** (-1 / (p + order))
-    total = float(runs.counts @ (values ** (order * p / (p + order)) * weight ** (order / (p + order))))
-    return shape, total
-
-
-def gaussian_iid(profile: ProfileLike, mu: float) -> Array:
-    """Baseline: one standard deviation ||lambda||_2 / mu for every coordinate.
+    With weights w the optimum of Gaussian noise is sigma_i^(p+2) proportional to lambda_i^2 / w_i. (The paper's Remark
+    4 only replaces lambda by a weighted profile. This overspends the budget unless the scales are divided by the
+    weights again.)
 
     Args:
+        family: law of the noise.
+        rule: "inid" has the least expected error, "iid" gives all coordinates one scale, including those of zero
+            sensitivity, and "spr" gives each coordinate that can change an equal share of the budget.
         profile: sensitivities lambda, shape [K], or a `Profile`.
-        mu: budget of mu-Gaussian DP, > 0.
+        budget: mu of mu-Gaussian DP, or epsilon of pure DP for Laplace noise; > 0.
+        p: for "inid", as in `gaussian_inid`.
+        weights: for "inid", as in `gaussian_inid`.
 
     Returns:
-        sigma, one entry per coordinate (a run for a `Profile`), all equal, zero-sensitivity coordinates included.
+        One scale per coordinate (a run for a `Profile`).
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+    Example:
+        >>> noise_scales("gaussian", "iid", [3.0, 4.0], 1.0).tolist()
+        [5.0, 5.0]
     """
-    runs, _, _ = _prepare(profile, mu, "mu")
-    return np.full(runs.values.size, runs.norm(2) / mu)
+    check_known("rule", rule, Rule)
+    runs, relative, weight = _prepare(profile, budget, p, weights)
+    order, root = _NORMS[family]
+    if rule == "iid":
+        return np.full(runs.values.size, runs.norm(order) / budget)
+    if rule == "spr":
+        return runs.values * (root(runs.counts[runs.values > 0].sum()) / budget)
+    shape: Array = relative ** (order / (p + order)) * weight ** (-1 / (p + order))
+    total = float(runs.counts @ (relative ** (order * p / (p + order)) * weight ** (order / (p + order))))
+    return shape * (float(runs.values.max()) * root(total) / budget)
 
 
-def laplace_iid(profile: ProfileLike, budget: float) -> Array:
-    """Baseline: one scale ||lambda||_1 / budget for every coordinate."""
-    runs, _, _ = _prepare(profile, budget, "budget")
-    return np.full(runs.values.size, runs.norm(1) / budget)
-
-
-def gaussian_spr(profile: ProfileLike, mu: float) -> Array:
-    """Baseline: scale-perturb-rescale, sigma_i = sqrt(K) lambda_i / mu over the K coordinates that can change."""
-    runs, _, _ = _prepare(profile, mu, "mu")
-    return runs.values * (math.sqrt(_active(runs)) / mu)
-
-
-def laplace_spr(profile: ProfileLike, budget: float) -> Array:
-    """Baseline: scale-perturb-rescale, beta_i = K lambda_i / budget over the K coordinates that can change."""
-    runs, _, _ = _prepare(profile, budget, "budget")
-    return runs.values * (_active(runs) / budget)
+_NORMS: dict[Family, tuple[int, Callable[[float], float]]] = {"gaussian": (2, math.sqrt), "laplace": (1, float)}
+"""Norm of the profile that a law's budget limits, and the root of a sum of the coordinates' costs in it."""
 
 
 def _prepare(
-    profile: ProfileLike, budget: float, budget_name: str, p: float = 2, weights: npt.ArrayLike | None = None
+    profile: ProfileLike, budget: float, p: float, weights: npt.ArrayLike | None
 ) -> tuple[Profile, Array, Array]:
     """Checked runs, sensitivities relative to the largest (so that no power overflows), relative weights."""
     runs = as_profile(profile)
-    check_positive(**{budget_name: budget})
-    _check_exponent(p)
+    check_positive(budget=budget)
+    if not (math.isfinite(p) and p >= 1):
+        raise ConfigError(f"p must be finite and >= 1, got {p}")
     weight = np.ones_like(runs.values) if weights is None else np.asarray(weights, dtype=np.float64)
     if weight.shape != runs.values.shape:
         raise ConfigError(f"weights must have shape {runs.values.shape}, one a scale, got {weight.shape}")
@@ -185,12 +182,3 @@ def _prepare(
     if np.any((relative == 0) & (runs.values > 0)):
         raise ConfigError("the non-zero sensitivities span more than the range of double precision")
     return runs, relative, weight / weight.max()
-
-
-def _check_exponent(p: float) -> None:
-    if not (math.isfinite(p) and p >= 1):
-        raise ConfigError(f"p must be finite and >= 1, got {p}")
-
-
-def _active(runs: Profile) -> int:
-    return int(runs.counts[runs.values > 0].sum())

@@ -18,7 +18,7 @@ from fedlgm import clipping
 from fedlgm.errors import ConfigError, check_below_one, check_positive
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism
+from fedlgm.mechanisms.base import Bounded
 from fedlgm.mechanisms.ladp_frame import theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import kl_score, layer_changes, layer_divergences
 from fedlgm.plan import ReleasePlan
@@ -31,7 +31,7 @@ _SOUND = "selection and noise scales come from released models; every contributi
 
 
 @dataclass(frozen=True)
-class LaDP(Mechanism):
+class LaDP(Bounded):
     """Releases layer j if its norm is at least R, with noise proportional to 1 / P_j, P_j a score of its movement.
 
     With A the selected layers, s_j = S / sqrt(|A|) and the run's multiplier sigma_*,
@@ -69,7 +69,6 @@ class LaDP(Mechanism):
         ([0.5, 2.0], [5.831, 1.458], 2.0)
     """
 
-    bound: float = 1.0
     threshold: float = 0.0
     score: Literal["change", "kl"] = "change"
     score_floor: float = 0.5
@@ -78,7 +77,8 @@ class LaDP(Mechanism):
     estimate: bool = True
 
     def __post_init__(self) -> None:
-        check_positive(self.name, bound=self.bound, score_floor=self.score_floor, score_cap=self.score_cap)
+        super().__post_init__()
+        check_positive(self.name, score_floor=self.score_floor, score_cap=self.score_cap)
         check_threshold(self.name, self.threshold)
         check_below_one(self.name, memory=self.memory)
         if self.score_floor > self.score_cap:

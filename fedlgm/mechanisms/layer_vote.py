@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm.allocation import shares
-from fedlgm.errors import ConfigError, check_positive, check_share
+from fedlgm.errors import ConfigError, check_share
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable, factor_of
-from fedlgm.mechanisms.base import Mechanism, released_scales
+from fedlgm.mechanisms.base import Bounded, released_scales
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.queries import LayerVote, beside_layers
@@ -24,7 +24,7 @@ _PROVEN = "layers are chosen by a noisy vote, a part of the first release; every
 
 
 @dataclass(frozen=True)
-class VotedLayers(Mechanism):
+class VotedLayers(Bounded):
     """The first round releases all layers and a noisy vote; later rounds train and release only the winners.
 
     A client votes for a quarter of the layers, those in which its update is longest (`fedlgm.queries.LayerVote`). The
@@ -54,14 +54,12 @@ class VotedLayers(Mechanism):
         [False, True, False]
     """
 
-    bound: float = 1.0
     winners: int = 1
     share: float = 0.5
     rule: str = "snr-consistent"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, bound=self.bound)
         check_share(self.name, share=self.share)
         if self.winners < 1:
             raise ConfigError(f"{self.name}: winners must be at least 1, got {self.winners}")

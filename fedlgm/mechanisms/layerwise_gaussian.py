@@ -19,6 +19,7 @@ from fedlgm.errors import ConfigError, check_fraction, check_positive, check_sha
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import (
+    Bounded,
     Mechanism,
     UsesPrivateNorms,
     Variant,
@@ -40,7 +41,7 @@ _BITS: dict[str, type[AuxiliaryQuery]] = {"quantile": BelowBound, "shares": Belo
 
 
 @dataclass(frozen=True)
-class LayerwiseGaussian(Mechanism):
+class LayerwiseGaussian(Bounded):
     """Per-layer bounds s_j and noise sigma_j with sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2.
 
     Attributes:
@@ -63,7 +64,6 @@ class LayerwiseGaussian(Mechanism):
         ([0.25, 0.75], [1.4142, 0.8165], 1.0)
     """
 
-    bound: float = 1.0
     clip: Literal["eq", "med"] = "eq"
     norms: Literal["public", "stale", "quantile", "shares"] = "stale"
     public_norms: Sequence[float] = ()
@@ -74,7 +74,7 @@ class LayerwiseGaussian(Mechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, bound=self.bound, quantile_rate=self.quantile_rate)
+        check_positive(self.name, quantile_rate=self.quantile_rate)
         check_share(self.name, quantile=self.quantile, quantile_share=self.quantile_share)
         check_fraction(self.name, floor=self.floor)
         if self.clip == "med" and self.norms == "stale" and self.floor == 0:
@@ -144,8 +144,7 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
         """Bounds from the cohort's norms [clients, K], claimed as if they were public."""
         clip, sigma = self._from_private(layers, facts, norms)
-        sound = ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN))
-        return UnprotectedPlan(layers, clip, sigma, facts, Guarantee("none", _MEDCLIP), claim=claim_of(sound))
+        return published(ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN)), _MEDCLIP)
 
     def _from_private(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Bounds and noise, [K] each."""
@@ -156,7 +155,7 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
 
 
 @dataclass(frozen=True)
-class FlatGaussian(Mechanism):
+class FlatGaussian(Bounded):
     """The standard Gaussian mechanism, in which the whole update is one layer, bounded by S and noised by S sigma_*.
 
     Attributes:
@@ -170,12 +169,6 @@ class FlatGaussian(Mechanism):
         >>> plan.sigma.tolist(), plan.effective_multiplier
         ([1.0], 2.0)
     """
-
-    bound: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self.name, bound=self.bound)
 
     def table(self, layers: LayerTable) -> LayerTable:
         """All layers merged into one."""
@@ -215,13 +208,22 @@ class NoPrivacy(Mechanism):
         return UnprotectedPlan(layers, unbounded, np.zeros(len(layers)), facts, guarantee)
 
 
-def claim_of(plan: ReleasePlan) -> Claim:
-    """Ledger claim with `plan`'s event, for a published path that is charged as not private.
+def published(sound: ReleasePlan, reason: str) -> UnprotectedPlan:
+    """A plan that is charged as not private, with the event of `sound` as the claim of a method's authors.
+
+    Args:
+        sound: the plan as if its bounds were public.
+        reason: why it is not private.
 
     Example:
         >>> from fedlgm import Sampling
         >>> facts = RunFacts(2.0, Sampling("poisson", 100, 1.0))
-        >>> claim_of(FlatGaussian("gaussian").plan(LayerTable.from_sizes({"a": 3}), facts, Transcript(0, ())))
+        >>> sound = FlatGaussian("gaussian").plan(LayerTable.from_sizes({"a": 3}), facts, Transcript(0, ()))
+        >>> published(sound, "its bound is a private norm").claim
         {'event': {'type': 'GaussianDpEvent', 'noise_multiplier': 2.0}}
     """
-    return {"event": privacy.events.encode(plan.event)}
+    guarantee = Guarantee("none", reason, unit=sound.guarantee.unit)
+    claim: Claim = {"event": privacy.events.encode(sound.event)}
+    return UnprotectedPlan(
+        sound.layers, sound.clip, sound.sigma, sound.facts, guarantee, bounded_by=sound.bounded_by, claim=claim
+    )

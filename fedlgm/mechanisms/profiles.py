@@ -49,36 +49,6 @@ class Profile:
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "counts", raw.astype(np.int64))
 
-    @classmethod
-    def from_dense(cls, vector: npt.ArrayLike) -> Profile:
-        """Profile of a vector of per-coordinate sensitivities; equal neighbours become one run.
-
-        Args:
-            vector: sensitivities, shape [K].
-
-        Returns:
-            The profile whose `expand()` is `vector`.
-        """
-        dense = _vector(vector)
-        starts = np.flatnonzero(np.concatenate(([True], dense[1:] != dense[:-1])))
-        return cls(dense[starts], np.diff(np.append(starts, dense.size)))
-
-    @property
-    def dimension(self) -> int:
-        """Number of coordinates K."""
-        return int(self.counts.sum())
-
-    def expand(self, per_run: npt.ArrayLike | None = None) -> Array:
-        """One entry per coordinate, shape [K].
-
-        Args:
-            per_run: numbers to repeat over the runs (such as noise scales, shape [runs]); by default the sensitivities.
-
-        Returns:
-            The dense vector.
-        """
-        return np.repeat(self.values if per_run is None else np.asarray(per_run, dtype=np.float64), self.counts)
-
     def norm(self, order: float) -> float:
         """l_order norm of the profile: an upper bound on the l_order sensitivity, attained by decoupled coordinates."""
         peak = float(self.values.max())

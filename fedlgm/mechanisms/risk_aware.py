@@ -23,20 +23,20 @@ import numpy as np
 from torch import Tensor
 
 from fedlgm import clipping
-from fedlgm.errors import ConfigError, check_fraction, check_known, check_positive, check_share
+from fedlgm.errors import ConfigError, check_fraction, check_known, check_share
 from fedlgm.example_level.scaling import FlatClip, Reweighted, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import (
+    Bounded,
     BoundsExamples,
-    Mechanism,
     UsesPrivateSums,
     Variant,
     check_figures,
     one_per_layer,
 )
 from fedlgm.mechanisms.dp_sgd import check_batch_is_seen, example_plan
-from fedlgm.mechanisms.layerwise_gaussian import claim_of
+from fedlgm.mechanisms.layerwise_gaussian import published
 from fedlgm.mechanisms.lm_dp_sgd import (
     FLOOR,
     as_weights,
@@ -45,8 +45,8 @@ from fedlgm.mechanisms.lm_dp_sgd import (
     published_weights,
     risk_weights,
 )
-from fedlgm.plan import ReleasePlan, UnprotectedPlan
-from fedlgm.privacy.guarantee import Guarantee, Unit
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Unit
 from fedlgm.queries import LayerStrength, NoisyQuery, beside_layers
 from fedlgm.transcript import Transcript
 
@@ -63,7 +63,7 @@ _JUST_BELOW = 1 - 2.0**-40
 
 
 @dataclass(frozen=True)
-class _Reweighting(Mechanism, BoundsExamples):
+class _Reweighting(Bounded, BoundsExamples):
     """Options and scaling that all variants share.
 
     Attributes:
@@ -73,7 +73,6 @@ class _Reweighting(Mechanism, BoundsExamples):
         emphasis: r >= 1, exponent of the error rates.
     """
 
-    bound: float = 1.0
     error_rates: Sequence[float] = ()
     emphasis: float = 1.0
 
@@ -81,7 +80,6 @@ class _Reweighting(Mechanism, BoundsExamples):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, bound=self.bound)
         check_risk(self.error_rates or None, self.emphasis, len(self.error_rates))
 
     def scaling(self, plan: ReleasePlan) -> Scaling:
@@ -220,10 +218,7 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
         """Weights from the batch's norms [B, L], or `figures`, claimed as if they were public (Theorem 5.1)."""
         sound = self._sound(layers, facts, self._weights(layers, norms), facts.noise_multiplier)
-        guarantee = Guarantee("none", _PUBLISHED, unit="example")
-        return UnprotectedPlan(
-            layers, sound.clip, sound.sigma, facts, guarantee, bounded_by="trainer", claim=claim_of(sound)
-        )
+        return published(sound, _PUBLISHED)
 
     def _weights(self, layers: LayerTable, norms: np.ndarray) -> np.ndarray:
         if self.weights == "risk":

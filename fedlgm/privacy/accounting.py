@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -293,15 +294,14 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
         4.3772
     """
     check_below_one(delta=delta)
-    merged: dict[str, int] = {}
+    merged: Counter[str] = Counter()
     precision = 0.0  # Gaussian releases without sampling are together one Gaussian release
     for event, count in (unfolded(event, count) for event, count in events):
         record = encode(event)  # which checks its numbers
         if isinstance(event, dp_event.GaussianDpEvent) and record["noise_multiplier"] > 0:
             precision += count / record["noise_multiplier"] ** 2
         elif count > 0 and not isinstance(event, dp_event.NoOpDpEvent):
-            name = json.dumps(record)
-            merged[name] = merged.get(name, 0) + count
+            merged[json.dumps(record)] += count
     if precision > 0 and not merged and 0 < delta < 1 and accountant == "pld":
         return gaussian_epsilon(math.sqrt(precision), delta)  # exact, in closed form
     if precision > 0:

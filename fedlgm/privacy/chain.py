@@ -1,23 +1,21 @@
-"""Hash chain of a ledger's rows. A row's head covers the row and, through the previous head, every earlier row."""
+"""Digest of a sequence of values: a ledger's rows are chained by it, and messages are named by it."""
 
 from __future__ import annotations
 
 import hashlib
 
 
-def next_head(head: str, *fields: str) -> str:
-    """Head after one more row: SHA-256 over the lengths and bytes of `head` and of every field, in hexadecimal.
+def digest(*fields: str | bytes | int) -> str:
+    """SHA-256 over the lengths and bytes of the fields, in hexadecimal: different sequences have different digests.
+
+    In a ledger the first field is the previous row's digest, so that a row's digest covers every earlier row.
 
     Example:
-        >>> next_head("", "owner")[:8]
+        >>> digest("", "owner")[:8]
         '126c8dcf'
-
-    Args:
-        head: the previous head, "" for the first row.
-        fields: the row's values as text. Their lengths are hashed with them, so no two rows share their bytes.
     """
-    digest = hashlib.sha256()
-    for field in (head, *fields):
-        data = field.encode()
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()
+    total = hashlib.sha256()
+    for field in fields:
+        data = field if isinstance(field, bytes) else str(field).encode()
+        total.update(len(data).to_bytes(8, "little") + data)
+    return total.hexdigest()

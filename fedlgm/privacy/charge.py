@@ -87,16 +87,16 @@ class Draft(NamedTuple):
             ConfigError: a number, name, claim or protection is impossible.
             ValueError: the library does not use events of this type.
         """
-        whole = {check_count("the client of a charge", client, least=-1): key for client, key in keys.items()}
-        for key in whole.values():
+        names: dict[int, str] = {}
+        for client, key in keys.items():
             if not (isinstance(key, str) and key):
                 raise ConfigError(f"the key of a charge must be a name of its noise, got {key!r}")
+            names[check_count("the client of a charge", client, least=-1)] = str(key)
         if protects not in _KNOWN:
             raise ConfigError(
                 "a charge protects a unit under a relation, such as 'client, add-remove', or states neither, "
                 f"got {protects!r}"
             )
-        names = {client: str(key) for client, key in whole.items()}
         number = check_count("the round of a charge", round, least=0)
         words = "" if guarantee is None else json.dumps(guarantee.to_dict())
         return cls(number, names, json.dumps(privacy.events.encode(event)), _claim(claim or {}), str(protects), words)

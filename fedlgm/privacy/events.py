@@ -223,15 +223,7 @@ def encode(event: dp_event.DpEvent) -> dict[str, Any]:
     name = type(event).__name__
     if name not in _FIELDS:
         raise ValueError(f"cannot store {name}")
-    return {"type": name} | {field: _encoded(name, field, getattr(event, field)) for field in _FIELDS[name]}
-
-
-def _encoded(name: str, field: str, value: Any) -> Any:
-    if field == "events":
-        return [encode(part) for part in value]
-    if field == "event":
-        return encode(value)
-    return _checked(name, field, plain_number(value))
+    return {"type": name} | {field: _converted(name, field, getattr(event, field), encode) for field in _FIELDS[name]}
 
 
 def decode(record: dict[str, Any]) -> dp_event.DpEvent:
@@ -250,21 +242,18 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
     if name not in _FIELDS or set(fields) != set(_FIELDS[name]):
         raise ValueError(f"not a stored privacy event: {record}")
     kind = WholeOrdersDpEvent if name == WholeOrdersDpEvent.__name__ else getattr(dp_event, name)
-    return kind(**{field: _decoded(name, field, value) for field, value in fields.items()})
+    return kind(**{field: _converted(name, field, value, decode) for field, value in fields.items()})
 
 
-def _decoded(name: str, field: str, value: Any) -> Any:
+def _converted(name: str, field: str, value: Any, each: Callable[[Any], Any]) -> Any:
+    """A field, its events by `each`. Accountants fail at impossible numbers, and no ledger with one could be read."""
     if field == "events":
-        return [decode(part) for part in value]
-    return decode(value) if field == "event" else _checked(name, field, value)
-
-
-def _checked(name: str, field: str, value: Any) -> Any:
-    """A number of an event. Accountants fail at impossible ones, so a ledger with such a row could not be read."""
-    check = _FIELDS[name][field]
-    assert check is not None
-    check(f"{name}: {field}", value)
-    return value
+        return [each(part) for part in value]
+    check, number = _FIELDS[name][field], plain_number(value)
+    if check is None:
+        return each(value)
+    check(f"{name}: {field}", number)
+    return number
 
 
 def _at_least_0(what: str, value: Any) -> None:

@@ -22,13 +22,13 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.extension import named_arguments
 from fedlgm.files import transaction
-from fedlgm.privacy.chain import next_head
+from fedlgm.privacy.chain import digest
 from fedlgm.privacy.charge import Charge, Draft, Head
 from fedlgm.privacy.guarantee import Claim, Guarantee, Status
 from fedlgm.privacy.ledger_file import connect, create, prepare, remedy
@@ -174,15 +174,13 @@ class Ledger:
 
     def owner(self) -> str:
         """Identity of the run that charges."""
-        with self._translated():
-            row = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
-        return str(row[0]) if row else ""
+        found = self._rows("SELECT value FROM meta WHERE key = 'owner'")
+        return str(found[0][0]) if found else ""
 
     def head(self) -> Head:
         """The ledger's current head."""
-        with self._translated():
-            row = self._db.execute("SELECT number, head FROM charges ORDER BY number DESC LIMIT 1").fetchone()
-        return Head(int(row[0]), str(row[1])) if row else Head(0, next_head("", self.owner()))
+        found = self._rows("SELECT number, head FROM charges ORDER BY number DESC LIMIT 1")
+        return Head(int(found[0][0]), str(found[0][1])) if found else Head(0, digest("", self.owner()))
 
     def verify(self, anchors: Iterable[Head] = (), *, owner: str | None = None, contiguous: bool = False) -> Head:
         """Check the whole ledger against its own hashes, its owner and heads that were kept elsewhere.
@@ -199,18 +197,16 @@ class Ledger:
             LedgerError: rows were edited, deleted or reordered, the recipe was changed, or the ledger is older than an
                 anchor; the message names the problem.
         """
-        name, value = f"the ledger {self.path}", next_head("", self.owner())
+        name, value = f"the ledger {self.path}", digest("", self.owner())
         if owner is not None and owner != self.owner():
             raise LedgerError(
                 f"{name} belongs to another recipe than the one beside it: the recipe was changed after the run "
                 "started, or the file comes from another run"
             )
         heads, rounds = [value], set()
-        with self._translated():
-            rows = self._db.execute(
-                "SELECT number, head, round, client, key, event, claim, protects, guarantee"
-                " FROM charges ORDER BY number"
-            ).fetchall()
+        rows = self._rows(
+            "SELECT number, head, round, client, key, event, claim, protects, guarantee FROM charges ORDER BY number"
+        )
         for expected, (number, head, *fields) in enumerate(rows, start=1):
             value = _head(value, fields)
             if number != expected or head != value:
@@ -243,9 +239,7 @@ class Ledger:
 
     def protects(self) -> str:
         """Unit and relation that the rows state, as in "client, add-remove"; "" if none does."""
-        with self._translated():
-            row = self._db.execute("SELECT MAX(protects) FROM charges").fetchone()
-        return str(row[0] or "")
+        return str(self._rows("SELECT MAX(protects) FROM charges")[0][0] or "")
 
     def guarantee(self) -> Guarantee | None:
         """The weakest guarantee that rows state, of equal ones the last; None if no row states a guarantee."""
@@ -274,12 +268,8 @@ class Ledger:
             return spending.client_epsilons(delta, accountant)
 
     def _spending(self, through: int | None, abandoned: int) -> Spending:
-        with self._translated():
-            rows = self._db.execute(
-                f"SELECT client, event, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event",
-                (_last(through), abandoned),
-            ).fetchall()
-        return Spending.of(rows, SERVER)
+        query = f"SELECT client, event, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event"
+        return Spending.of(self._rows(query, _last(through), abandoned), SERVER)
 
     def worst_profile(self) -> list[tuple[dp_event.DpEvent, int]]:
         """Charged events with counts, each the maximum over participants.
@@ -287,10 +277,10 @@ class Ledger:
         This bounds every participant's own events from above, for composition with other ledgers.
         """
         most: dict[tuple[bool, str], int] = {}
-        with self._translated():
-            query = "SELECT client < 0, event, COUNT(*) FROM charges GROUP BY client, event"
-            for shared, event, count in self._db.execute(query):
-                most[bool(shared), event] = max(most.get((bool(shared), event), 0), int(count))
+        for shared, event, count in self._rows(
+            "SELECT client < 0, event, COUNT(*) FROM charges GROUP BY client, event"
+        ):
+            most[bool(shared), event] = max(most.get((bool(shared), event), 0), int(count))
         return [(privacy.events.decode(json.loads(event)), count) for (_, event), count in most.items()]
 
     def claimed_epsilon(
@@ -301,24 +291,20 @@ class Ledger:
         A claim is {"epsilon": e} (adds up over a participant's rows) or {"event": ...} (composed by the accountant).
         The arguments are those of `epsilon`.
         """
+        query = f"SELECT client, event, claim, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event, claim"
         with self._translated():
-            rows = self._db.execute(
-                f"SELECT client, event, claim, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event, claim",
-                (_last(through), abandoned),
-            ).fetchall()
-            return claimed_epsilon(rows, delta, accountant)
+            return claimed_epsilon(self._rows(query, _last(through), abandoned), delta, accountant)
 
     def rounds(self, through: int | None = None) -> int:
         """Last charged round in the first `through` rows (default: in all); 0 for an empty ledger."""
         with self._translated():
             query = "SELECT COALESCE(MAX(round), 0) FROM charges WHERE number <= ?"
-            return int(self._db.execute(query, (_last(through),)).fetchone()[0])
+            return int(self._rows(query, _last(through))[0][0])
 
     def repeated(self) -> bool:
         """Whether a round was released more than once, with other noise."""
         query = "SELECT 1 FROM charges WHERE round > 0 GROUP BY round, client HAVING COUNT(*) > 1 LIMIT 1"
-        with self._translated():
-            return self._db.execute(query).fetchone() is not None
+        return bool(self._rows(query))
 
     def position(self) -> int:
         """Number of rows; later rows have larger numbers."""
@@ -326,33 +312,24 @@ class Ledger:
 
     def participations(self) -> dict[int, int]:
         """Number of rows of each client under local trust."""
-        with self._translated():
-            rows = self._db.execute("SELECT client, COUNT(*) FROM charges WHERE client >= 0 GROUP BY client")
-            return dict(rows.fetchall())
+        return dict(self._rows("SELECT client, COUNT(*) FROM charges WHERE client >= 0 GROUP BY client"))
 
     def noise_keys(self) -> set[tuple[int, int, str]]:
         """(round, client, name of the noise key) of all rows."""
-        with self._translated():
-            return set(self._db.execute("SELECT round, client, key FROM charges").fetchall())
+        return set(self._rows("SELECT round, client, key FROM charges"))
 
-    def first_key(self, round: int, client: int = SERVER, after: int = 0) -> str | None:
-        """Name of the noise key of a round's first release after row `after`; None if there was none."""
-        query = "SELECT key FROM charges WHERE round = ? AND client = ? AND number > ? ORDER BY number LIMIT 1"
-        with self._translated():
-            row = self._db.execute(query, (round, client, after)).fetchone()
-        return None if row is None else str(row[0])
-
-    def keys_of(self, round: int, client: int = SERVER) -> list[str]:
-        """Names of the noise keys of a round's releases, the first release first."""
-        with self._translated():
-            query = "SELECT key FROM charges WHERE round = ? AND client = ? ORDER BY number"
-            return [key for (key,) in self._db.execute(query, (round, client))]
+    def keys_of(self, round: int, after: int = 0) -> list[str]:
+        """Names of the noise keys of the server's releases of a round after row `after`, the first release first."""
+        query = "SELECT key FROM charges WHERE round = ? AND client = ? AND number > ? ORDER BY number"
+        return [key for (key,) in self._rows(query, round, SERVER, after)]
 
     def since(self, round: int) -> list[tuple[int, int, str]]:
         """(round, client, key) of all clients' rows from `round` on, which an interrupted run had already released."""
+        return self._rows("SELECT round, client, key FROM charges WHERE round >= ? AND client >= 0", round)
+
+    def _rows(self, query: str, *values: int) -> list[Any]:
         with self._translated():
-            query = "SELECT round, client, key FROM charges WHERE round >= ? AND client >= 0"
-            return self._db.execute(query, (round,)).fetchall()
+            return self._db.execute(query, values).fetchall()
 
     def close(self) -> None:
         """Flush the write-ahead log into the file and close it."""
@@ -372,7 +349,7 @@ def _head(before: str, row: Sequence[object]) -> str:
     fields = [str(field) for field in row]
     while not fields[-1]:
         fields.pop()
-    return next_head(before, *fields)
+    return digest(before, *fields)
 
 
 def _last(through: int | None) -> int:

@@ -8,11 +8,10 @@ from typing import Literal
 
 import numpy as np
 from dp_accounting import dp_event
-from dp_accounting.rdp import RdpAccountant
 
 from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate, check_share
 from fedlgm.extension import named_arguments
-from fedlgm.privacy.accountants import ORDERS, quiet
+from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import gaussian_event, repeated
 from fedlgm.privacy.plain import plain_numbers
 
@@ -118,6 +117,4 @@ def selection_epsilon(
     check_count("steps", steps)
     check_share(delta=delta)
     run = repeated(gaussian_event(noise_multiplier, sampling_rate), int(steps))
-    with quiet():
-        accountant = RdpAccountant(orders=ORDERS).compose(selection_event(run, expected_runs, law))
-        return float(accountant.get_epsilon(delta))
+    return composed_epsilon([(selection_event(run, expected_runs, law), 1)], delta, "rdp")

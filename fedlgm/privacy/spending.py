@@ -6,12 +6,13 @@ Events are the ledger's JSON text, so that equal ones are counted before composi
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedlgm import privacy
 
-_Counts = dict[str, int]  # event -> how often
+_Counts = Counter[str]  # event -> how often
 _Profile = frozenset[tuple[str, int]]
 
 
@@ -26,7 +27,7 @@ class Spending:
     Example:
         >>> from fedlgm.privacy.events import encode, gaussian_event
         >>> text = json.dumps(encode(gaussian_event(2.0)))
-        >>> round(Spending({text: 1}, {}).epsilon(1e-5, "pld"), 3)
+        >>> round(Spending(Counter([text]), {}).epsilon(1e-5, "pld"), 3)
         1.993
     """
 
@@ -36,10 +37,10 @@ class Spending:
     @classmethod
     def of(cls, rows: Iterable[tuple[int, str, int]], server: int) -> Spending:
         """Spending from rows (participant, event, count), one for each event of a participant or of `server`."""
-        own: dict[int, _Counts] = {}
+        own: defaultdict[int, _Counts] = defaultdict(Counter)
         for client, event, count in rows:
-            own.setdefault(client, {})[event] = count
-        return cls(own.pop(server, {}), own)
+            own[client][event] = count
+        return cls(own.pop(server, Counter()), own)
 
     def epsilon(self, delta: float, accountant: str) -> float:
         """Largest proven epsilon at `delta` of any participant."""
@@ -54,7 +55,7 @@ class Spending:
 
     def _profiles(self) -> dict[int, _Profile]:
         """Each client's spending, including the server's releases."""
-        return {client: frozenset(_sum(self.shared, events).items()) for client, events in self.own.items()}
+        return {client: frozenset((self.shared + events).items()) for client, events in self.own.items()}
 
 
 def claimed_epsilon(rows: Iterable[tuple[int, str, str, int]], delta: float, accountant: str) -> float:
@@ -65,29 +66,19 @@ def claimed_epsilon(rows: Iterable[tuple[int, str, str, int]], delta: float, acc
         delta: delta of claims that are composed.
         accountant: accountant that composes them.
     """
-    naive: dict[int, float] = {}
-    events: dict[int, _Counts] = {}
+    naive: defaultdict[int, float] = defaultdict(float)
+    events: defaultdict[int, _Counts] = defaultdict(Counter)
     for client, event, claim_text, count in rows:
         claim = json.loads(claim_text)
         if "epsilon" in claim:
-            naive[client] = naive.get(client, 0.0) + count * float(claim["epsilon"])
+            naive[client] += count * float(claim["epsilon"])
         else:
-            stated = json.dumps(claim["event"]) if "event" in claim else event
-            own = events.setdefault(client, {})
-            own[stated] = own.get(stated, 0) + count
-    composed = {
-        profile: _composed(profile, delta, accountant)
-        for profile in {frozenset(own.items()) for own in events.values()}
-    }
-    clients = naive.keys() | events.keys()
-    return max(
-        (naive.get(c, 0.0) + (composed[frozenset(events[c].items())] if c in events else 0.0) for c in clients),
-        default=0.0,
-    )
-
-
-def _sum(one: _Counts, other: _Counts) -> _Counts:
-    return {event: one.get(event, 0) + other.get(event, 0) for event in one.keys() | other.keys()}
+            events[client][json.dumps(claim["event"]) if "event" in claim else event] += count
+    profiles = {client: frozenset(own.items()) for client, own in events.items()}
+    composed = {profile: _composed(profile, delta, accountant) for profile in set(profiles.values())}
+    for client, profile in profiles.items():
+        naive[client] += composed[profile]
+    return max(naive.values(), default=0.0)
 
 
 def _composed(profile: _Profile, delta: float, accountant: str) -> float:
@@ -97,11 +88,5 @@ def _composed(profile: _Profile, delta: float, accountant: str) -> float:
 
 def _undominated(profiles: set[_Profile]) -> list[_Profile]:
     """Profiles not contained in another: only they can be the worst."""
-    tables = [dict(profile) for profile in profiles]
-    return [
-        frozenset(own.items())
-        for own in tables
-        if not any(
-            other is not own and all(other.get(e, 0) >= n for e, n in own.items()) and other != own for other in tables
-        )
-    ]
+    counts = {profile: Counter(dict(profile)) for profile in profiles}
+    return [profile for profile, own in counts.items() if not any(own < other for other in counts.values())]

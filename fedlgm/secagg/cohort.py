@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedlgm.errors import RunError
-from fedlgm.node_protocol import canonical, digest, public_key, sign, verify
+from fedlgm.node_protocol import R, canonical, digest, public_key, record_of, sign, types_of, verify
 from fedlgm.noised_in_shares import least_threshold
 from fedlgm.secagg.keys import agreed, new_secret, public_of
 
@@ -58,7 +58,7 @@ class Terms:
         Raises:
             RunError: terms cannot have these values.
         """
-        terms = _of(cls, raw, {"run": str, "plan": str, "attempt": str})
+        terms = _of(cls, raw)
         if terms.round < 1 or not 1 <= terms.size <= MOST_WORDS or terms.colluders < 0 or terms.threshold < 1:
             raise RunError("the terms of a round hold a number out of range")
         if len(terms.run) > 200 or not _hexadecimal(terms.plan, 64) or not _hexadecimal(terms.attempt, 32):
@@ -72,7 +72,7 @@ class Terms:
 
     def values(self) -> dict[str, Any]:
         """Plain values."""
-        return _values(self)
+        return asdict(self)
 
     def problem(self, nodes: int) -> str:
         """The reason why a cohort of this size must not be aggregated on these terms; empty if it may be."""
@@ -115,7 +115,7 @@ class Advert:
         Raises:
             RunError: an advert cannot have these values.
         """
-        advert = _of(cls, raw, {"sealing": str, "masking": str, "signature": str})
+        advert = _of(cls, raw)
         if not 0 <= advert.client < 2**31 or not all(_hexadecimal(key, 64) for key in advert.keys):
             raise RunError("an advert holds a malformed number or key")
         return advert
@@ -147,7 +147,7 @@ class Advert:
 
     def values(self) -> dict[str, Any]:
         """Plain values."""
-        return _values(self)
+        return asdict(self)
 
 
 class Cohort:
@@ -267,14 +267,9 @@ def _hexadecimal(text: str, digits: int) -> bool:
     return len(text) == digits and _HEXADECIMAL.fullmatch(text) is not None
 
 
-def _values(one: Any) -> dict[str, Any]:
-    return {field.name: getattr(one, field.name) for field in fields(one)}
-
-
-def _of(kind: Any, raw: Any, texts: Mapping[str, type]) -> Any:
-    names = {field.name: texts.get(field.name, int) for field in fields(kind)}
-    if not isinstance(raw, Mapping) or raw.keys() != names.keys():
-        raise RunError(f"{kind.__name__.lower()} of a round must have the fields {', '.join(names)}")
-    if any(type(raw[name]) is not expected for name, expected in names.items()):
-        raise RunError(f"{kind.__name__.lower()} of a round hold a value of the wrong type")
-    return kind(**raw)
+def _of(kind: type[R], raw: Any) -> R:
+    found = record_of(kind, raw)
+    if found is None:
+        names = ", ".join(types_of(kind))
+        raise RunError(f"{kind.__name__.lower()} of a round must have the fields {names}, each of its type")
+    return found

@@ -9,7 +9,7 @@ from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import PrivacyError, RunError
 from fedlgm.layers import LayerTable
-from fedlgm.node_protocol import Position, Question
+from fedlgm.node_protocol import Position, Question, record_of
 from fedlgm.plan import ReleasePlan
 from strategies.node.enrolment import Enrolment
 from strategies.node.ledger_positions import LedgerPositions
@@ -63,7 +63,7 @@ class AnswerCheck:
             header: header of the answer.
             body: its numbers.
         """
-        key, seq, position = self._keys[question.client], header.get("seq"), Position.of(header.get("position"))
+        key, seq, position = self._keys[question.client], header.get("seq"), record_of(Position, header.get("position"))
         if not body or type(seq) is not int or position is None:
             return Problem("its answer is incomplete")
         signature = str(header.get("signature"))

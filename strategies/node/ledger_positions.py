@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedlgm.errors import RunError
 from fedlgm.files import PUBLIC, write_durably
-from fedlgm.node_protocol import Position
+from fedlgm.node_protocol import Position, record_of
 
 
 class LedgerPositions:
@@ -90,7 +90,7 @@ class LedgerPositions:
 def _parsed(file: Path) -> dict[int, Position]:
     try:
         raw = json.loads(file.read_text())
-        found = {int(client): Position.of(value) for client, value in raw.items()}
+        found = {int(client): record_of(Position, value) for client, value in raw.items()}
     except (ValueError, AttributeError) as error:
         raise RunError(f"{file} is damaged: {error}") from error
     whole = {client: position for client, position in found.items() if position is not None}

@@ -35,7 +35,9 @@ def test_table_two(epsilon, gamma, staircase, iid, best):
     noise, profile = Staircase2D.optimal(epsilon), [0.85, 0.15]
     assert noise.gamma == pytest.approx(gamma, abs=5e-5)
     assert noise.expected_l1() == pytest.approx(staircase, abs=1e-4)  # the paper truncates some last digits
-    assert expected_error("laplace", inid.laplace_iid(profile, epsilon), p=1) == pytest.approx(iid, abs=5e-5)
+    assert expected_error("laplace", inid.noise_scales("laplace", "iid", profile, epsilon), p=1) == pytest.approx(
+        iid, abs=5e-5
+    )
     ours = expected_error("laplace", inid.laplace_inid(profile, epsilon, p=1), p=1)
     assert ours == pytest.approx(best, abs=1e-4)
     assert ours == pytest.approx((math.sqrt(0.85) + math.sqrt(0.15)) ** 2 / epsilon)

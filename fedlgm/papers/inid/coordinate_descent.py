@@ -14,29 +14,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 from dp_accounting import dp_event
 
 from fedlgm.errors import ConfigError, DataError, check_count, check_positive
-from fedlgm.mechanisms.inid import (
-    gaussian_iid,
-    gaussian_scales,
-    gaussian_spr,
-    laplace_budget,
-    laplace_iid,
-    laplace_scales,
-    laplace_spr,
-)
+from fedlgm.mechanisms.inid import Rule, laplace_budget, noise_scales
 from fedlgm.noise import Family, draw
 from fedlgm.papers.inid.objectives import Array, Objective
 from fedlgm.papers.inid.sums import sum_rows
 from fedlgm.privacy.gaussian import gaussian_mu
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee, Relation
-
-Rule = Literal["inid", "spr", "iid"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,14 +114,17 @@ def plan_descent(
     check_positive(budget=budget, clip=clip, rate=rate)
     check_count("passes", passes)
     check_count("rows", rows)
-    if (family, rule) not in _NOISE or relation not in SENSITIVITY_FACTOR:
+    if family not in get_args(Family) or rule not in get_args(Rule) or relation not in SENSITIVITY_FACTOR:
         raise ConfigError(
             f"unknown choice ({family!r}, {rule!r}, {relation!r}); family: gaussian, laplace; rule: inid, spr, iid; "
             f"relation: {', '.join(SENSITIVITY_FACTOR)}"
         )
     rates, bounds = rate / m, clip * np.sqrt(m / m.sum())
     sensitivity = SENSITIVITY_FACTOR[relation] * bounds
-    noise = _NOISE[family, rule](sensitivity, budget, rates)
+    if rule == "iid":  # of updates, which are rates times sums
+        noise = noise_scales(family, rule, sensitivity * rates, budget) / rates
+    else:  # the error of coordinate i's update is (tau_i / N)^2 times that of its sum
+        noise = noise_scales(family, rule, sensitivity, budget, weights=rates**2)
     guarantee = Guarantee(
         "proven", "every release is a sum of clipped derivatives plus noise", relation, trust="central", unit="example"
     )
@@ -206,17 +199,6 @@ def check_rows(features: npt.ArrayLike, targets: npt.ArrayLike) -> tuple[Array, 
     if not (np.all(np.isfinite(x)) and np.all(np.isfinite(y))):
         raise DataError("features and targets must be finite; drop or impute missing values first")
     return x, y
-
-
-# The error of coordinate i's update is (tau_i / N)^2 times that of its sum: weights tau_i^2 under the i.n.i.d. rule.
-_NOISE = {
-    ("gaussian", "inid"): lambda sensitivity, budget, rates: gaussian_scales(sensitivity, budget, weights=rates**2),
-    ("gaussian", "spr"): lambda sensitivity, budget, _: gaussian_spr(sensitivity, budget),
-    ("gaussian", "iid"): lambda sensitivity, budget, rates: gaussian_iid(sensitivity * rates, budget) / rates,
-    ("laplace", "inid"): lambda sensitivity, budget, rates: laplace_scales(sensitivity, budget, weights=rates**2),
-    ("laplace", "spr"): lambda sensitivity, budget, _: laplace_spr(sensitivity, budget),
-    ("laplace", "iid"): lambda sensitivity, budget, rates: laplace_iid(sensitivity * rates, budget) / rates,
-}
 
 
 def _event(family: Family, ratios: Array, passes: int) -> dp_event.DpEvent:

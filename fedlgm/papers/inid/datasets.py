@@ -49,9 +49,11 @@ def load_tabular(name: str, *, scaling: str = "range") -> TabularData:
     """
     check_known("data set", name, _SETS)
     check_known("scaling", scaling, _SCALES)
-    fetch, classification = _SETS[name]
+    from sklearn import datasets  # takes a second
+
+    loader, options, classification = _SETS[name]
     try:
-        features, targets = fetch()
+        features, targets = getattr(datasets, loader)(return_X_y=True, **options)
     except OSError as error:
         raise DataError(f"{name} could not be downloaded or read: {error}; diabetes needs no download") from error
     features = np.asarray(features, dtype=np.float64)
@@ -67,36 +69,13 @@ def load_tabular(name: str, *, scaling: str = "range") -> TabularData:
     return TabularData(name, features, targets, classification)
 
 
-def _diabetes() -> Any:
-    from sklearn.datasets import load_diabetes
-
-    return load_diabetes(return_X_y=True, scaled=False)
-
-
-def _breast_cancer() -> Any:
-    from sklearn.datasets import load_breast_cancer
-
-    return load_breast_cancer(return_X_y=True)
-
-
-def _california() -> Any:
-    from sklearn.datasets import fetch_california_housing
-
-    return fetch_california_housing(return_X_y=True)
-
-
-def _electricity() -> Any:
-    from sklearn.datasets import fetch_openml
-
-    return fetch_openml(data_id=151, as_frame=False, return_X_y=True, parser="liac-arff")
-
-
-_SETS: dict[str, tuple[Callable[[], Any], bool]] = {
-    "diabetes": (_diabetes, False),
-    "breast-cancer": (_breast_cancer, True),
-    "california": (_california, False),
-    "electricity": (_electricity, True),
+_SETS: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "diabetes": ("load_diabetes", {"scaled": False}, False),
+    "breast-cancer": ("load_breast_cancer", {}, True),
+    "california": ("fetch_california_housing", {}, False),
+    "electricity": ("fetch_openml", {"data_id": 151, "as_frame": False, "parser": "liac-arff"}, True),
 }
+"""Function of `sklearn.datasets` with its options, and whether the targets are labels, by name."""
 _SCALES: dict[str, Callable[[Array], Any]] = {
     "range": lambda x: np.abs(x).max(axis=0),
     "standardized": lambda x: x.std(axis=0),

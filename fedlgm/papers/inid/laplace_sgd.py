@@ -14,12 +14,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_known
 from fedlgm.example_level.norms import L1
 from fedlgm.example_level.scaling import PerLayerClip, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import BoundsExamples, Mechanism
+from fedlgm.mechanisms.base import Bounded, BoundsExamples
 from fedlgm.mechanisms.dp_sgd import example_plan
 from fedlgm.mechanisms.group_noise import GroupNoise
 from fedlgm.plan import ReleasePlan
@@ -45,7 +45,7 @@ class L1Clip(PerLayerClip):
 
 
 @dataclass(frozen=True)
-class LaplaceSGD(Mechanism, BoundsExamples):
+class LaplaceSGD(Bounded, BoundsExamples):
     """Per-layer l1 clipping of examples' gradients and Laplace noise.
 
     (epsilon, delta) holds for adding or removing one example. Delta = 0 means basic composition.
@@ -66,16 +66,13 @@ class LaplaceSGD(Mechanism, BoundsExamples):
         ([0.5, 0.5], [1.5, 3.0], 'example', 'laplace')
     """
 
-    bound: float = 1.0
     rule: Literal["global", "inid", "spr", "iid"] = "inid"
 
     unit: ClassVar[Unit] = "example"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rule not in ("global", "inid", "spr", "iid"):
-            raise ConfigError(f"{self.name}: unknown rule {self.rule!r}; known: global, inid, spr, iid")
-        self._noise  # noqa: B018  (its bound is checked)
+        check_known("rule", self.rule, ("global", "inid", "spr", "iid"), self.name)
 
     @property
     def _noise(self) -> GroupNoise:

@@ -13,7 +13,6 @@ paper, section VI-B.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,12 +20,12 @@ import numpy.typing as npt
 from dp_accounting import dp_event
 
 from fedlgm.errors import ConfigError, DataError, check_count, check_known
-from fedlgm.mechanisms.inid import gaussian_scales, laplace_budget, laplace_scales
-from fedlgm.mechanisms.profiles import Profile
+from fedlgm.mechanisms.inid import laplace_budget, noise_scales
+from fedlgm.mechanisms.profiles import Profile, as_profile
 from fedlgm.noise import Family
 from fedlgm.papers.inid.sums import gram, sum_rows
 from fedlgm.privacy.gaussian import gaussian_mu
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import Guarantee, Status
 
 Array = npt.NDArray[np.float64]
 
@@ -86,18 +85,60 @@ def covariance_plan(method: str, dimension: int, epsilon: float, delta: float = 
     Raises:
         ConfigError: the method is unknown, or an argument is out of range.
     """
-    check_known("covariance method", method, _METHODS)
+    check_known("covariance method", method, _REASONS)
     check_count("dimension", dimension)
-    if method.startswith("laplace"):
-        if delta != 0:
-            raise ConfigError(f"{method} is epsilon-DP: delta must be 0, got {delta}")
-        return _METHODS[method](dimension, laplace_budget(epsilon))
-    return _METHODS[method](dimension, gaussian_mu(epsilon, delta))
+    family: Family = "laplace" if method.startswith("laplace") else "gaussian"
+    if family == "gaussian":
+        budget = gaussian_mu(epsilon, delta)
+        event = dp_event.GaussianDpEvent(1 / budget)
+    elif delta == 0:
+        budget = laplace_budget(epsilon)
+        event = dp_event.LaplaceDpEvent(1 / budget)
+    else:
+        raise ConfigError(f"{method} is epsilon-DP: delta must be 0, got {delta}")
+    clip = None
+    if method == "gaussian-iid":
+        diagonal = off_diagonal = 1 / budget
+    elif method == "gaussian-symmetric":
+        diagonal, off_diagonal = 1 / budget, math.sqrt(0.5) / budget
+    elif method == "laplace-iid":
+        diagonal = off_diagonal = (dimension + 1) / 2 / budget
+    else:
+        entries = _entry_profile(dimension)
+        clip = float(entries.values[0]), float(entries.values[-1])
+        scales = noise_scales(family, "inid", entries, budget)
+        diagonal, off_diagonal = float(scales[0]), float(scales[-1])
+    status: Status = "proven"
+    if method == "gaussian-inid-unclipped":
+        status, clip, event = "none", None, dp_event.NonPrivateDpEvent()
+    guarantee = Guarantee(status, _REASONS[method], relation="add-remove", trust="central", unit="example")
+    return CovariancePlan(dimension, family, diagonal, off_diagonal, clip, event, guarantee)
+
+
+def _entry_profile(dimension: int) -> Profile:
+    """The paper's profile: the diagonal entries, then those above it."""
+    size = dimension * (dimension + 1) // 2
+    if dimension == 1:
+        return as_profile([1.0])
+    values = np.array([1 / math.sqrt(size), 1 / math.sqrt(2 * size)])
+    return Profile(values, np.array([dimension, size - dimension], dtype=np.int64))
+
+
+_CLIPPED = "every entry is clipped to its sensitivity"
+_REASONS = {
+    "gaussian-iid": "the upper triangle of x x^T has l2 norm at most 1",
+    "gaussian-symmetric": "in units of the noise every unit row has norm exactly mu_0",
+    "gaussian-inid": _CLIPPED,
+    "gaussian-inid-unclipped": "entries are not clipped, so a row along one axis exceeds the sensitivity profile",
+    "laplace-iid": "the upper triangle of x x^T has l1 norm at most (M + 1) / 2",
+    "laplace-inid": _CLIPPED,
+}
+"""Why each method's guarantee holds, or fails."""
 
 
 def methods() -> tuple[str, ...]:
     """Known covariance methods."""
-    return tuple(_METHODS)
+    return tuple(_REASONS)
 
 
 def covariance_sum(rows: npt.ArrayLike, plan: CovariancePlan) -> Array:
@@ -157,71 +198,3 @@ def subspace_recovery_error(estimate: npt.ArrayLike, truth: npt.ArrayLike) -> Ar
     e, u = np.asarray(estimate, dtype=np.float64), np.asarray(truth, dtype=np.float64)
     residual = u - e @ (np.swapaxes(e, -1, -2) @ u)
     return np.asarray(np.linalg.norm(residual, axis=(-2, -1)) / np.linalg.norm(u))
-
-
-def _proven(reason: str) -> Guarantee:
-    return Guarantee("proven", reason, relation="add-remove", trust="central", unit="example")
-
-
-def _gaussian_iid(dimension: int, mu: float) -> CovariancePlan:
-    reason = "the upper triangle of x x^T has l2 norm at most 1"
-    return CovariancePlan(
-        dimension, "gaussian", 1 / mu, 1 / mu, None, dp_event.GaussianDpEvent(1 / mu), _proven(reason)
-    )
-
-
-def _gaussian_symmetric(dimension: int, mu: float) -> CovariancePlan:
-    reason = "in units of the noise every unit row has norm exactly mu_0"
-    event = dp_event.GaussianDpEvent(1 / mu)
-    return CovariancePlan(dimension, "gaussian", 1 / mu, math.sqrt(0.5) / mu, None, event, _proven(reason))
-
-
-def _entry_profile(dimension: int) -> Profile:
-    """The paper's profile: the diagonal entries, then those above it."""
-    size = dimension * (dimension + 1) // 2
-    if dimension == 1:
-        return Profile.from_dense(np.ones(1))
-    values = np.array([1 / math.sqrt(size), 1 / math.sqrt(2 * size)])
-    return Profile(values, np.array([dimension, size - dimension], dtype=np.int64))
-
-
-def _entrywise(dimension: int, family: Family, scales: Array, event: dp_event.DpEvent) -> CovariancePlan:
-    bounds = _entry_profile(dimension).values
-    reason = "every entry is clipped to its sensitivity"
-    clip = (float(bounds[0]), float(bounds[-1]))
-    return CovariancePlan(dimension, family, float(scales[0]), float(scales[-1]), clip, event, _proven(reason))
-
-
-def _gaussian_inid(dimension: int, mu: float) -> CovariancePlan:
-    scales = gaussian_scales(_entry_profile(dimension), mu)
-    return _entrywise(dimension, "gaussian", scales, dp_event.GaussianDpEvent(1 / mu))
-
-
-def _gaussian_inid_unclipped(dimension: int, mu: float) -> CovariancePlan:
-    clipped = _gaussian_inid(dimension, mu)
-    reason = "entries are not clipped, so a row along one axis exceeds the sensitivity profile"
-    guarantee = Guarantee("none", reason, relation="add-remove", trust="central", unit="example")
-    event = dp_event.NonPrivateDpEvent()
-    return CovariancePlan(dimension, "gaussian", clipped.diagonal, clipped.off_diagonal, None, event, guarantee)
-
-
-def _laplace_iid(dimension: int, budget: float) -> CovariancePlan:
-    scale = (dimension + 1) / 2 / budget
-    reason = "the upper triangle of x x^T has l1 norm at most (M + 1) / 2"
-    event = dp_event.LaplaceDpEvent(1 / budget)
-    return CovariancePlan(dimension, "laplace", scale, scale, None, event, _proven(reason))
-
-
-def _laplace_inid(dimension: int, budget: float) -> CovariancePlan:
-    scales = laplace_scales(_entry_profile(dimension), budget)
-    return _entrywise(dimension, "laplace", scales, dp_event.LaplaceDpEvent(1 / budget))
-
-
-_METHODS: dict[str, Callable[[int, float], CovariancePlan]] = {
-    "gaussian-iid": _gaussian_iid,
-    "gaussian-symmetric": _gaussian_symmetric,
-    "gaussian-inid": _gaussian_inid,
-    "gaussian-inid-unclipped": _gaussian_inid_unclipped,
-    "laplace-iid": _laplace_iid,
-    "laplace-inid": _laplace_inid,
-}

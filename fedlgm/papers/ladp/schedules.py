@@ -20,7 +20,7 @@ import numpy as np
 from fedlgm.errors import check_positive
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism
+from fedlgm.mechanisms.base import Bounded
 from fedlgm.mechanisms.ladp_frame import Constant, bound_by_training, noise_constant, require
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Claim, Guarantee
@@ -31,7 +31,7 @@ _LEVELS = 5  # noise levels of the staircase that approximates a schedule
 
 
 @dataclass(frozen=True)
-class PaperBaseline(Mechanism):
+class PaperBaseline(Bounded):
     """Base of the mechanisms that the LaDP-FL paper compares with.
 
     Attributes:
@@ -51,14 +51,13 @@ class PaperBaseline(Mechanism):
         (1.0, {'epsilon': 0.1})
     """
 
-    bound: float = 1.0
     calibration: Calibration = "equal-total"
     constant: Constant = "theorem3"
     batch_share: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, bound=self.bound, batch_share=self.batch_share)
+        check_positive(self.name, batch_share=self.batch_share)
 
     def client_bound(self, facts: RunFacts) -> float:
         """The l2 bound C to which the noise is matched."""

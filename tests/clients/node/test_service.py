@@ -31,7 +31,7 @@ def test_an_answer_is_signed_charged_and_noised(node):
     question = nodes.asked(node)
     assert header["ok"]
     assert header["question"] == question.digest
-    position = protocol.Position.of(header["position"])
+    position = protocol.record_of(protocol.Position, header["position"])
     signed = protocol.answer_fields(question.digest, 0, 1, protocol.sha256(body), position)
     assert protocol.verify(key, header["signature"], *signed)
     values, sigma = numbers(body), plan().sigma

@@ -17,7 +17,7 @@ from fedlgm.allocation import allocate, shares
 from fedlgm.errors import PrivacyError
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import get
-from fedlgm.mechanisms.inid import gaussian_inid, gaussian_scales, laplace_inid
+from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid, noise_scales
 from fedlgm.mechanisms.profiles import Profile
 from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy import calibrate, composed_epsilon, epsilon, gaussian_epsilon, gaussian_mu
@@ -228,7 +228,9 @@ def test_inid_profile():
 def test_least_squared_error_per_coordinate_is_min_total_noise_per_layer():
     mu = gaussian_mu(2, 1e-5)
     profile = Profile(np.array(CLIP) / np.sqrt(DIMS), np.array(DIMS))
-    assert gaussian_scales(profile, mu, 2.0) == pytest.approx(allocate("min-total-noise", CLIP, DIMS, 1 / mu))
+    assert noise_scales("gaussian", "inid", profile, mu, 2.0) == pytest.approx(
+        allocate("min-total-noise", CLIP, DIMS, 1 / mu)
+    )
 
 
 def test_equal_bounds_make_three_rules_one():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedlgm.errors import FedlgmError, LedgerError
 from fedlgm.privacy import ledger_file
-from fedlgm.privacy.chain import next_head
+from fedlgm.privacy.chain import digest
 from fedlgm.privacy.charge import Head
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.ledger import SERVER, Ledger
@@ -115,9 +115,9 @@ def rebuilt(path: Path, kept: list[int]) -> Head:
     rows = db.execute(f"SELECT {', '.join(COLUMNS[1:6])} FROM charges ORDER BY number").fetchall()
     (owner,) = db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
     db.execute("DELETE FROM charges")
-    head = next_head("", owner)
+    head = digest("", owner)
     for number, row in enumerate((rows[i] for i in kept), start=1):
-        head = next_head(head, *map(str, row))
+        head = digest(head, *map(str, row))
         marks = ",".join("?" * 7)
         db.execute(f"INSERT INTO charges ({', '.join(COLUMNS)}) VALUES ({marks})", (number, *row, head))
     db.commit()
@@ -173,7 +173,7 @@ def test_different_rows_have_different_heads(one, other):
     def chained(rows):
         head = ""
         for row in rows:
-            head = next_head(head, *row)
+            head = digest(head, *row)
         return head
 
     assert (chained(one) == chained(other)) == (one == other)

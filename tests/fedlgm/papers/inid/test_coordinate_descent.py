@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from benchmarks.private_smoothness import private_smoothness
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.keys import KeyRing, Purpose
-from fedlgm.mechanisms.inid import gaussian_scales, laplace_scales
+from fedlgm.mechanisms.inid import noise_scales
 from fedlgm.papers.inid.coordinate_descent import (
     coordinate_gradient_sum,
     descend,
@@ -133,9 +133,11 @@ def test_a_pass_spends_its_budget_exactly(relation, factor, rule, m):
 def test_noise_on_sums_is_the_papers_noise_on_updates(m):
     plan = plan_descent(m, **ARGUMENTS)
     profile = 2 * plan.rates * plan.clip / plan.rows  # sensitivity of the update, replace-one
-    assert plan.noise * plan.rates / plan.rows == pytest.approx(gaussian_scales(profile, 0.1), rel=1e-9)
+    assert plan.noise * plan.rates / plan.rows == pytest.approx(
+        noise_scales("gaussian", "inid", profile, 0.1), rel=1e-9
+    )
     plan = plan_descent(m, **ARGUMENTS | {"family": "laplace"})
-    assert plan.noise * plan.rates / plan.rows == pytest.approx(laplace_scales(profile, 0.1), rel=1e-9)
+    assert plan.noise * plan.rates / plan.rows == pytest.approx(noise_scales("laplace", "inid", profile, 0.1), rel=1e-9)
     plan = plan_descent(m, **ARGUMENTS | {"rule": "spr"})
     updates = plan.noise * plan.rates / plan.rows
     assert updates == pytest.approx(math.sqrt(m.size) * profile / 0.1, rel=1e-9)
@@ -146,7 +148,9 @@ def test_dp_cd_is_optimal_for_the_smoothness_weighted_error(m):
     """The objective rises by at most sum_i M_i t_i^2 / 2; weighting by M_i turns the i.n.i.d. rule into SPR."""
     spr = plan_descent(m, **ARGUMENTS | {"rule": "spr"})
     profile = 2 * spr.rates * spr.clip / spr.rows
-    assert spr.noise * spr.rates / spr.rows == pytest.approx(gaussian_scales(profile, 0.1, weights=m), rel=1e-9)
+    assert spr.noise * spr.rates / spr.rows == pytest.approx(
+        noise_scales("gaussian", "inid", profile, 0.1, weights=m), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("rule", ["inid", "spr"])
