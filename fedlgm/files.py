@@ -103,7 +103,9 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
     partial.unlink(missing_ok=True)
     try:
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        permitted = stat.S_IMODE(partial.stat().st_mode)
         yield partial
+        partial.chmod(permitted)  # safetensors renames another file over it
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)

@@ -244,8 +244,9 @@ def simulate(
         mechanism: a `fedlgm.Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of each client.
         server_optimizer: an object with `step(model, mean_update)`, both of shape [parameters].
-        trainer: training of the clients: "fedprox", or a class or function (module, layers, settings, *, device, task)
-            -> `fedlgm.training.Trainer`. Its result is bounded like any update.
+        trainer: training of the clients: a name (`fedlgm.training.kinds.names`) such as "fedprox", or a class or
+            function (module, layers, settings, *, device, task) -> `fedlgm.training.Trainer`. Its result is bounded
+            like any update.
         noise: correlation of the noise over the rounds: "banded", "square-root", "blt", or a
             `fedlgm.correlation.Correlation` for as many rounds as the run has.
         metrics: functions (outputs [n, ...], targets [n, ...]) -> number of the whole test set, by name, in addition

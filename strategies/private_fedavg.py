@@ -154,7 +154,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         `result.arrays` has the form of the model's `load_state_dict`. Frozen parameters and buffers are those given to
         the constructor, which also defines the initial model: `initial_arrays` is accepted for compatibility with
         Flower and not used, and a notice says so if it holds other weights. `evaluate_fn(round, arrays)` gets arrays
-        of the same form and sees only released models, so it costs no privacy.
+        of the same form and sees only released models, so on public data it costs no privacy.
 
         Raises:
             ConfigError: `num_rounds` is not a whole number, or negative; another argument has a wrong type.

@@ -188,7 +188,7 @@ class Allow(_Section):
         """Refuse options of a mechanism that this node's operator does not allow.
 
         Bundled mechanisms are known, and none makes a release cost more than its plan says. The operator's own
-        mechanisms are not known, so only the listed values of their options may be requested.
+        mechanisms are not known, so only the listed values of their options, and their defaults, may be requested.
 
         Raises:
             Refusal: a value is not listed, if the policy lists values or the mechanism is not bundled.
@@ -198,9 +198,21 @@ class Allow(_Section):
         listed = self.options.get(mechanism, {})
         for option, value in options.items():
             allowed = listed.get(option, [])
-            if value not in allowed:
+            if value not in allowed and not _is_default(mechanism, option, value):
                 known = ", ".join(map(repr, allowed)) if allowed else "its default alone"
                 raise Refusal("work", f"mechanism: {option[:80]} = {value!r:.200}; allowed: {known}"[:400])
+
+
+def _is_default(mechanism: str, option: str, value: object) -> bool:
+    """Whether an option has the value that it has if it is left out."""
+    from fedlgm import mechanisms
+
+    try:
+        found = mechanisms.get(mechanism)
+    except ConfigError:  # another of its options has no default
+        return False
+    default = getattr(found, option) if option in mechanisms.options(mechanism) else ...
+    return bool((list(default) if isinstance(default, tuple) else default) == value)
 
 
 class Ask(_Section):

@@ -43,6 +43,7 @@ __all__ = [
     "DataSet",
     "Partition",
     "divide",
+    "is_bundled",
     "load",
     "names",
     "only_test_examples",
@@ -60,6 +61,7 @@ __all__ = [
 _synthetic = cache(synthetic)
 _MADE_HERE: dict[str, Callable[[], DataSet]] = {"digits": digits, "breast-cancer": breast_cancer}
 _HALF = re.compile(r"([^:/]+)/(public|private)")
+_SYNTHETIC = re.compile(r"synthetic(?:-(\d+))?")
 _COLUMNS = ("target", "inputs", "users", "labels")
 OPTIONS = {
     IMAGE_FOLDER: ("image_size", "channels", "attribute", "train_images", "image_classes"),
@@ -77,6 +79,17 @@ def names() -> tuple[str, ...]:
         True
     """
     return (*_MADE_HERE, *FILE_SETS, "synthetic", IMAGE_FOLDER, TABLE)
+
+
+def is_bundled(name: str) -> bool:
+    """Whether a set, or the set that it is a half of, is a published one that `load` knows, and no files of a user.
+
+    Example:
+        >>> [is_bundled(name) for name in ("digits/private", "synthetic-10", "table", "image-folder", "my.data:load")]
+        [True, True, False, False, False]
+    """
+    base, _ = _split(name)
+    return base in _MADE_HERE or base in FILE_SETS or _SYNTHETIC.fullmatch(base) is not None
 
 
 Loadable = str | DataSet | Mapping[str, Any] | Callable[[], Any]
@@ -146,7 +159,7 @@ def load(
         return _MADE_HERE[name]()
     if name in FILE_SETS:
         return read(name, locate(name, data_dir, download=download))
-    if (size := re.fullmatch(r"synthetic(?:-(\d+))?", name)) is not None:
+    if (size := _SYNTHETIC.fullmatch(name)) is not None:
         return _synthetic(int(size[1])) if size[1] else _synthetic()
     if name.endswith((".csv", ".parquet")):
         raise ConfigError(

@@ -58,7 +58,7 @@ def mia(
 def lira(
     target: TargetArgument = None,
     shadows: Annotated[
-        int, typer.Option(help="Federations to train, even and at least 4; more make the attack stronger.")
+        int, typer.Option(help="Federations to train: even, at least 6 (4 for a run); more make the attack stronger.")
     ] = 16,
     examples: ExamplesOption = None,
     unit: UnitOption = "example",

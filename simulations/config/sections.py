@@ -228,10 +228,11 @@ class Run(Section):
     """[run]: seed and engine settings. `seed`, `block_size`, `threads` and `audit` determine the result's bits.
 
     A `seed` is public: it makes a simulation reproducible and its noise predictable. Real nodes refuse it unless
-    `test_mode` states that nothing needs protection. With `audit`, canaries take part in every round of a simulation,
-    and the summary has their audit. `patience` ends a run after this many evaluations of the public test set without a
-    better headline metric; its epsilon remains that of all rounds (`simulations.runs.stopping`). `trackers` follow the
-    run: tensorboard, mlflow, wandb, or your own as "package.module:name"; default: TensorBoard if it is installed.
+    `test_mode` states that nothing needs protection. With `audit`, canaries take part in rounds of a simulation, and
+    the printed summary has their audit. `patience` ends a run after this many evaluations of the public test set
+    without a better headline metric; its epsilon remains that of all rounds (`simulations.runs.stopping`). `trackers`
+    follow the run: tensorboard, mlflow, wandb, or your own as "package.module:name"; default: TensorBoard if it is
+    installed.
 
     Example:
         >>> Run().seed is None  # noise that nobody can draw again

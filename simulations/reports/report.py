@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fedlgm import data as data_sets
 from fedlgm.errors import FedlgmError, RunError
-from fedlgm.extension import is_object, is_reference
 from fedlgm.files import PRIVATE, PUBLIC, write_durably
 from fedlgm.privacy.charge import Charge
 from fedlgm.privacy.ledger import Ledger
@@ -166,7 +166,7 @@ def _division(folder: RunFolder, private: bool) -> str:
 
     recipe = folder.recipe()
     simulated = folder.provenance.read().get("clients", "simulated clients") == "simulated clients"
-    public = not is_reference(recipe.data.name) and not is_object(recipe.data.name)
+    public = data_sets.is_bundled(recipe.data.name)
     if not simulated:
         return _section("Clients", "<p>Real nodes: this server does not know how their data are divided.</p>")
     facts = [

@@ -13,7 +13,8 @@ from strategies.nodes import Nodes
 _PACKAGES = ("fedlgm", "flwr", "torch", "numpy", "dp-accounting", "ray")
 
 
-FILES = {"weights": ("model", "weights"), "training file": ("data", "file"), "test file": ("data", "test_file")}
+TRAINING_FILE = "training file"
+FILES = {"weights": ("model", "weights"), TRAINING_FILE: ("data", "file"), "test file": ("data", "test_file")}
 """Keys of a recipe that name files, by the name under which the sources hold them."""
 
 

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import secrets
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
 from fedlgm.errors import LedgerError, Notice, RunError
-from simulations.config.own import Own
+from fedlgm.files import create_durably
+from simulations.config.own import FIXED, Own
 from simulations.runs import strict_json
-from simulations.runs.provenance import FILES
+from simulations.runs.provenance import FILES, TRAINING_FILE
 from simulations.runs.rows import Provenance
 from simulations.runs.shapes import read_json
+
+_KEYED = "hmac-sha256:"
+"""Beginning of a hash that is keyed; earlier versions stored all hashes as they are."""
 
 
 class ProvenanceFile:
     """The file; `simulations.runs.provenance` describes its content.
+
+    A hash of private data would show a reader who knows all but one of the examples whether a guess of this one is
+    right, which no noise covers. Hashes that may depend on data are therefore keyed, and the key is a private file.
 
     Args:
         path: the file, in the run's folder.
@@ -24,6 +35,7 @@ class ProvenanceFile:
 
     def __init__(self, path: Path) -> None:
         self._path, self._run = path, path.parent
+        self._key_file = path.parent / "private" / "provenance.key"
 
     def read(self) -> Provenance:
         """The run's provenance; empty before it starts.
@@ -56,18 +68,17 @@ class ProvenanceFile:
             RunError: the run had other objects, or other clients (simulated ones or real nodes).
         """
         if not self._path.is_file():
-            strict_json.write(self._path, provenance)
+            strict_json.write(self._path, self._without_data(provenance))
             return
         stored = self.read()
         self.check_objects(provenance.get("objects", {}))
         for what, source in stored.get("sources", {}).items():
             changed = provenance.get("sources", {}).get(what)
-            if what in FILES and (changed is None or changed["sha256"] != source["sha256"]):
-                raise RunError(
-                    f"{source['file']} is not the {what} that {self._run} began with (SHA-256 {source['sha256']}): "
-                    "restore it"
-                )
-            if changed != source:
+            same = changed is not None and self._agrees(source["sha256"], changed["sha256"])
+            if what in FILES and not same:
+                known = "" if source["sha256"].startswith(_KEYED) else f" (SHA-256 {source['sha256']})"
+                raise RunError(f"{source['file']} is not the {what} that {self._run} began with{known}: restore it")
+            if not same or {**source, "sha256": ""} != {**(changed or {}), "sha256": ""}:
                 warnings.warn(Notice(f"the source of the {what} has changed since the run started"), stacklevel=2)
         if stored.get("labels") != provenance.get("labels"):
             was, now = (", ".join(one.get("labels") or ["without names"]) for one in (stored, provenance))
@@ -86,7 +97,7 @@ class ProvenanceFile:
         """
         self.check_named(fingerprints)
         for what, fingerprint in self.read().get("objects", {}).items():
-            if fingerprints.get(what) != fingerprint:
+            if not self._agrees(fingerprint, fingerprints.get(what, "")):
                 raise RunError(f"{self._run} was run with another {what} than this one, which cannot stand in for it")
 
     def check_named(self, given: Iterable[str]) -> None:
@@ -99,3 +110,35 @@ class ProvenanceFile:
         further = [] if stored is None else [what for what in given if what in vars(Own()) and what not in stored]
         if further:
             raise RunError(f"{self._run} was run with the {further[0]} of its recipe: it takes no other one")
+
+    def _without_data(self, provenance: Provenance) -> Provenance:
+        """The same with keyed hashes of everything that may hold or depend on private data."""
+        objects, sources = dict(provenance.get("objects", {})), dict(provenance.get("sources", {}))
+        hidden, file = [what for what in objects if what != FIXED], sources.get(TRAINING_FILE)
+        if not hidden and file is None:
+            return provenance
+        self._key_file.parent.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):  # of a run that was ended before it wrote this file
+            create_durably(self._key_file, secrets.token_bytes(32))
+        objects |= {what: self._keyed(objects[what]) for what in hidden}
+        if file is not None:
+            sources[TRAINING_FILE] = {**file, "sha256": self._keyed(file["sha256"])}
+        return {**provenance, "objects": objects, "sources": sources}
+
+    def _agrees(self, stored: str, plain: str) -> bool:
+        """Whether a hash is the one that is stored.
+
+        Raises:
+            RunError: the key of the stored one is missing.
+        """
+        return stored == (self._keyed(plain) if stored.startswith(_KEYED) else plain)
+
+    def _keyed(self, plain: str) -> str:
+        try:
+            key = self._key_file.read_bytes()
+        except OSError as error:
+            raise RunError(
+                f"{self._key_file} is gone: the objects and files of the run cannot be recognised without it; restore "
+                "it from a backup"
+            ) from error
+        return _KEYED + hmac.new(key, plain.encode(), hashlib.sha256).hexdigest()

@@ -48,6 +48,21 @@ def test_a_file_has_its_mode_from_the_start_whatever_was_there(tmp_path: Path, s
     assert (mode(path), path.read_bytes()) == (0o644, b"newer")
 
 
+@pytest.mark.parametrize("wanted", [0o600, 0o644])
+def test_a_library_that_writes_another_file_changes_no_mode(tmp_path: Path, wanted: int) -> None:
+    """As safetensors does, whose files only their owner could read."""
+    before = os.umask(0o022)
+    try:
+        with replacing(tmp_path / "model", {0o600: PRIVATE, 0o644: PUBLIC}[wanted]) as partial:
+            other = tmp_path / "other"
+            other.write_bytes(b"new")
+            other.chmod(0o640)
+            other.rename(partial)
+    finally:
+        os.umask(before)
+    assert (mode(tmp_path / "model"), (tmp_path / "model").read_bytes()) == (wanted, b"new")
+
+
 def test_a_partial_file_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
     (tmp_path / "kept.partial").write_bytes(b"cut short")
     write_durably(tmp_path / "kept", b"whole")

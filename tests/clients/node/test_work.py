@@ -285,6 +285,16 @@ def test_a_policy_lists_the_options_that_may_be_asked_for(tmp_path):
     assert Work.parse(work({"name": "auto-s", "stabiliser": 0.1}), policy).built().stabiliser == 0.1  # not listed there
 
 
+def test_a_default_may_be_stated_where_values_are_listed(tmp_path):
+    """A recipe that writes a default out asks for the same work as one that leaves it out."""
+    policy = limited(tmp_path / "node", '[allow.options.dp-sgd]\nstyle = ["per-layer"]')
+    stated = {"name": "dp-sgd", "style": "per-layer", "bound": 1.0, "clip": "eq"}
+    assert Work.parse(work(stated), policy).built() == built({"name": "dp-sgd", "style": "per-layer"})
+    for changed in ({"bound": 0.9}, {"clip": None}, {"bounds": None}):
+        with pytest.raises(Refusal, match="allowed: its default"):
+            Work.parse(work(stated | changed), policy)
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [

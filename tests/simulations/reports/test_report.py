@@ -127,6 +127,18 @@ def test_data_of_ones_own_is_not_pictured_in_public(
     assert "Examples by client and class" in report._division(folder, private=True)
 
 
+@pytest.mark.parametrize("name", ["table", "image-folder", "image-folder/private", "hf:owner/name"])
+def test_files_that_a_recipe_names_are_not_pictured_in_public(
+    adaptive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    shutil.copytree(adaptive, tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    recipe = folder.recipe()
+    own = recipe.model_copy(update={"data": recipe.data.model_copy(update={"name": name})})
+    monkeypatch.setattr(RunFolder, "recipe", lambda self: own)
+    assert "it is shown with --private" in report._division(folder, private=False)
+
+
 @pytest.mark.slow
 def test_correlated_noise_is_shown_over_the_rounds(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     """A heat map of layers and rounds, the error of the model, and that of independent noise beside it."""
