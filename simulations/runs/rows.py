@@ -159,7 +159,7 @@ class Source(TypedDict):
 
 
 class Provenance(TypedDict, total=False):
-    """A run's provenance; earlier versions omitted parts of it.
+    """A run's provenance; earlier versions omitted parts of it. Hashes of objects and of private data are private.
 
     Attributes:
         clients: "simulated clients" or "real nodes".

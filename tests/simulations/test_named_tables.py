@@ -60,6 +60,7 @@ def test_a_run_is_not_continued_with_another_file_or_other_names(changes: dict, 
         folder.provenance.settle(now)
     stored = {key: value for key, value in folder.provenance.read().items() if key != "sources"}
     (run / "provenance.json").write_text(json.dumps(stored))
+    (run / "private/objects.json").unlink()
     with pytest.raises(RunError, match=r"with the classes high, low, middle: it cannot be .* with low, middle, tall"):
         folder.provenance.settle(now)
 
