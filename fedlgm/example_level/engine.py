@@ -251,6 +251,9 @@ class ExampleGradients:
 
     def _pass(self, x: tuple[Tensor, ...], y: Tensor, scaling: Scaling, total: Total, squares: Tensor) -> None:
         """One micro-batch: add its scaled gradients to `total` and its squared norms to `squares` [n, K]."""
+        for site in self._sites:
+            if isinstance(site, GenericSite):
+                site.clear()  # a pass before this one may have failed halfway
         work = Pass(self._sites, self._places, scaling, total, squares, self._dtype)
         with self._patched(work.call):
             outputs = self._module(*x)
