@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fedlgm import wire
 from fedlgm.client_release import Asked, Keys, Noised
 from fedlgm.contributions import BoundedBy
-from fedlgm.errors import PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension import named_arguments
 from fedlgm.facts import RunFacts
 from fedlgm.keys import KeyRing
@@ -39,6 +39,9 @@ class Consent:
         allowance: largest total cost, in releases at the run's noise multiplier (see `Mechanism.costs`); by default
             the number of releases.
 
+    Raises:
+        ConfigError: the facts of private releases have no noise multiplier.
+
     Example:
         >>> from fedlgm import Guarantee, LayerTable, Sampling
         >>> facts = RunFacts(2.0, Sampling("poisson", 10, 1.0), "replace-one", "local", rounds=1)
@@ -57,6 +60,13 @@ class Consent:
     family: Family = "gaussian"
     bounded_by: BoundedBy = "aggregator"
     allowance: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.protected and not self.facts.noise_multiplier > 0:
+            raise ConfigError(
+                "a consent without a noise multiplier agrees to any noise: take the facts with the calibrated one, as "
+                "Method.of(...) has them (method.facts)"
+            )
 
     def check(self, plan: ReleasePlan) -> None:
         """Refuse a plan that protects less than agreed.

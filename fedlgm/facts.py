@@ -237,6 +237,8 @@ class RunFacts:
     shares: Shares | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.noise_multiplier != 0:
+            check_positive(noise_multiplier=self.noise_multiplier)
         check_count("the number of rounds", self.rounds)
         if self.max_participations is not None:
             check_count("max_participations", self.max_participations)

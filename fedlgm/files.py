@@ -146,6 +146,7 @@ def drafted(path: Path) -> Iterator[Path]:
         draft.rename(path)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+    sync_folder(path.parent)
 
 
 @contextmanager
@@ -190,6 +191,7 @@ def create_durably(path: Path, content: bytes, mode: int = PRIVATE) -> None:
         os.link(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:

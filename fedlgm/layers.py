@@ -143,8 +143,8 @@ class LayerTable:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """d_j, int64 [K]."""
-        return np.array([layer.size for layer in self.layers], dtype=np.int64)
+        """d_j, int64 [K], read-only."""
+        return _read_only(np.array([layer.size for layer in self.layers], dtype=np.int64))
 
     @cached_property
     def _lengths(self) -> list[int]:
@@ -152,8 +152,8 @@ class LayerTable:
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """Layer boundaries in the flat vector, int64 [K + 1]."""
-        return np.concatenate([[0], np.cumsum(self.sizes)])
+        """Layer boundaries in the flat vector, int64 [K + 1], read-only."""
+        return _read_only(np.concatenate([[0], np.cumsum(self.sizes)]))
 
     @cached_property
     def size(self) -> int:
@@ -253,6 +253,12 @@ def adapted_layer(name: str) -> str:
     """
     short = _FACTOR.sub("", f".{name}")[1:]
     return short if factor_of(name) else name.rpartition(".")[0]
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """The array, made read-only: a mechanism that sorted the sizes would move noise to other layers' coordinates."""
+    array.setflags(write=False)
+    return array
 
 
 def _grouping(group_by: str | Callable[[str], str]) -> Callable[[str], str]:

@@ -116,8 +116,10 @@ class ReleasePlan:
     """Whether the event is that of a private release; False only for `UnprotectedPlan`."""
 
     def __post_init__(self) -> None:
-        clip, sigma = np.asarray(self.clip, dtype=np.float64), np.asarray(self.sigma, dtype=np.float64)
-        released = np.isfinite(sigma) if self.released is None else np.asarray(self.released, dtype=bool)
+        # Copies: a view of an array or tensor that changes later would be bounded by other numbers than are charged.
+        clip, sigma = np.array(self.clip, dtype=np.float64), np.array(self.sigma, dtype=np.float64)
+        released = np.isfinite(sigma) if self.released is None else np.array(self.released, dtype=bool)
+        object.__setattr__(self, "queries", tuple(self.queries))
         for name, array in (("clip", clip), ("sigma", sigma), ("released", released)):
             if array.shape != (len(self.layers),):
                 raise ConfigError(
@@ -158,6 +160,11 @@ class ReleasePlan:
             raise PrivacyError(
                 "local steps sample a client's examples, which amplifies nothing where whole updates are bounded: "
                 "their plan needs bounded_by = 'trainer'"
+            )
+        if facts.sampling.of == "user" and self.bounded_by == "trainer":
+            raise PrivacyError(
+                "the sampling draws users with all of their data, and a trainer bounds single examples: bound whole "
+                "updates, or leave out of = 'user' in the sampling to protect examples"
             )
         facts.process.check(self)
 

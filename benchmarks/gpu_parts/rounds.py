@@ -72,7 +72,7 @@ class Round:
         ]
         self.layers = LayerTable.from_module(self.module())
         self.model = self.layers.flatten(self.module()).to(device)
-        self.offsets = torch.from_numpy(self.layers.offsets)
+        self.offsets = torch.tensor(self.layers.offsets)
         self.clip = torch.full((len(self.layers),), CLIP, device=device)
         self.noise = torch.full((len(self.layers),), NOISE, device=device)
 

@@ -48,7 +48,7 @@ CREATE TABLE releases (
 );
 CREATE TABLE answers (seq INTEGER PRIMARY KEY, digest TEXT NOT NULL, answered_at TEXT NOT NULL);
 CREATE TABLE questions (digest TEXT PRIMARY KEY, request TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE agreed (cohort TEXT PRIMARY KEY, survivors TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE agreed (cohort TEXT PRIMARY KEY, survivors TEXT NOT NULL) WITHOUT ROWID; -- see `agree`
 """
 _COLUMNS = "seq, request, event, trust, run, round, data, charged_at, head, protects"
 _locked: set[tuple[int, int]] = set()  # databases that this process holds
@@ -248,18 +248,22 @@ class NodeLedger:
         self.identity, self.seq, self.head = signed.ledger, signed.seq, signed.head
         self._witness()
 
-    def agreed(self, cohort: str) -> str | None:
-        """The set of survivors that this node has signed for a cohort of a secure sum; None if it has signed none."""
-        return self._one("SELECT survivors FROM agreed WHERE cohort = ?", cohort)
+    def agreed(self, subject: str) -> str | None:
+        """The agreement about a subject of a secure sum; None if there is none."""
+        return self._one("SELECT survivors FROM agreed WHERE cohort = ?", subject)
 
-    def agree(self, cohort: str, survivors: str) -> None:
-        """Record the only set of survivors ever signed for a cohort; set and witness are on disk when it returns.
+    def agree(self, subject: str, agreement: str) -> None:
+        """Record the only agreement ever made about a subject; it and the witness are on disk when it returns.
+
+        Args:
+            subject: digest of a cohort, or of a node's keys for an attempt.
+            agreement: the set of survivors signed for the cohort, or the cohort with which the keys are shared.
 
         Raises:
-            LedgerError: a set was recorded before.
+            LedgerError: an agreement was recorded before.
         """
         with self._translated():
-            self._db.execute("INSERT INTO agreed VALUES (?, ?)", (cohort, survivors))
+            self._db.execute("INSERT INTO agreed VALUES (?, ?)", (subject, agreement))
         self._agreed += 1
         self._witness()
 
@@ -328,8 +332,8 @@ class NodeLedger:
         self._agreed = int(self._db.execute("SELECT COUNT(*) FROM agreed").fetchone()[0])
         if self._agreed < seen.agreed:
             raise LedgerError(
-                f"the ledger {self.path} was rolled back: it has {self._agreed} sets of survivors that this node has "
-                f"signed, its witness saw {seen.agreed}"
+                f"the ledger {self.path} was rolled back: it has {self._agreed} agreements in secure sums, its witness "
+                f"saw {seen.agreed}"
             )
         if (self.seq, self._agreed) > (seen.seq, seen.agreed) and not self._readonly:
             self._witness()  # the service ended between a row and its witness

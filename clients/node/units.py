@@ -6,9 +6,11 @@ and this module does not read it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,12 +19,13 @@ from clients.example_level import ExampleSteps
 from clients.node.policy import Refusal
 from clients.node.row import CLIENT, EXAMPLE
 from clients.updates import ClientUpdates, LocalWork
-from fedlgm import privacy
+from fedlgm import inputs, privacy
 from fedlgm.client_release import Asked, Contributions
-from fedlgm.contributions import Updates
+from fedlgm.contributions import BoundedUpdates, Updates
 from fedlgm.devices import Numerics
 from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.facts import LocalSteps
+from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.plan import ReleasePlan
@@ -129,14 +132,14 @@ class SingleExamples:
 
     def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> ExampleTrainer:
         """See `WholeData.trainer`."""
-        return ExampleTrainer(module, job.layers, job.mechanism, task=job.task, exact_sums=exact)
+        return NodeExamples(module, job.layers, job.mechanism, task=job.task, exact_sums=exact)
 
     def try_on(
         self, trainer: ExampleTrainer, model: torch.Tensor, x: torch.Tensor, y: torch.Tensor, plan: ReleasePlan
     ) -> None:
         """See `WholeData.try_on`."""
         trainer.weights.copy_(model)
-        trainer.sum(x, y, torch.zeros(1, dtype=torch.int64), plan)
+        ExampleTrainer.sum(trainer, x, y, torch.zeros(1, dtype=torch.int64), plan)
 
     def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
         """See `WholeData.contributions`."""
@@ -147,6 +150,34 @@ NodeUnit = WholeData | SingleExamples
 
 BY_BOUND: dict[str, NodeUnit] = {"aggregator": WholeData(), "trainer": SingleExamples()}
 """The unit of a plan, by the party that bounds the contributions. The policy admits no other plan."""
+
+
+class NodeExamples(ExampleTrainer):
+    """A node's examples. If a batch fails, its examples are bounded one by one, and those that fail count as zero.
+
+    A failure depends on this node's data, see `_NodeUpdates`. Leaving out the whole batch would not do: one example
+    would then move the sum by the contributions of all others.
+    """
+
+    def sum(self, x: Inputs, y: torch.Tensor, rows: torch.Tensor, plan: ReleasePlan) -> BoundedUpdates:
+        """See `ExampleTrainer.sum`."""
+        try:
+            return super().sum(x, y, rows, plan)
+        except Exception:
+            _log.exception("a step on this node's data failed: examples that fail alone count as zero")
+        nothing = torch.zeros(0, dtype=torch.int64)
+        found = super().sum(inputs.take(x, slice(0)), y[:0], nothing, plan)
+        for row in rows.tolist():
+            with contextlib.suppress(Exception):
+                one = inputs.take(x, slice(row, row + 1)), y[row : row + 1]
+                found = _added(found, super().sum(*one, torch.zeros(1, dtype=torch.int64), plan))
+        return found
+
+
+def _added(one: BoundedUpdates, other: BoundedUpdates) -> BoundedUpdates:
+    """The sum of two batches' contributions under one plan."""
+    answers = (replace(a, values=a.values + b.values) for a, b in zip(one.answers, other.answers, strict=True))
+    return replace(one, values=one.values + other.values, answers=tuple(answers))
 
 
 class _NodeUpdates(ClientUpdates):

@@ -18,7 +18,7 @@ class Seen(NamedTuple):
         ledger: identity of the ledger.
         seq: number of its releases.
         head: hash of the last release.
-        agreed: number of signed sets of survivors.
+        agreed: number of its agreements in secure sums.
     """
 
     ledger: str

@@ -32,7 +32,7 @@ class DeviceSum(BoundedSum):
     def __init__(self, plan: ReleasePlan, device: torch.device, backend: kernels.Backend | None = None) -> None:
         super().__init__(plan, torch.zeros(plan.size, device=device, dtype=kernels.widest(device)))
         self._backend = backend
-        self._offsets = torch.from_numpy(plan.layers.offsets)
+        self._offsets = torch.tensor(plan.layers.offsets)
         self._parts = part_offsets(plan)
         self._clip = torch.tensor(plan.clip, dtype=torch.float32, device=device)
         self._whole = plan.complete and not plan.queries

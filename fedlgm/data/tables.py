@@ -1,13 +1,14 @@
 """Tables with named columns, pandas frames or `datasets.Dataset` objects, as the arrays of a data set.
 
 A table of tokens has the columns of a tokenizer (`input_ids` and perhaps `attention_mask`, `token_type_ids`), which
-become the inputs in this order; rows of unequal length are padded. Any other table is one of numbers or images: its
+become the inputs in this order; rows are padded. Any other table is one of numbers or images: its
 columns except target and user are the features.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from numbers import Real
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedlgm.data.pixels import fitted
-from fedlgm.errors import DataError, alternatives
+from fedlgm.errors import DataError, Notice, alternatives
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 TARGETS = ("labels", "label")
@@ -60,8 +61,9 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         data: {"train": table, "test": table}, and where needed: "users", the column that names each example's user;
             "target", the target's column (default: "labels" or "label"; tokens without either are their own target, for
-            the task "causal-lm"); "inputs", a column or a list of them, for the features (default: all others); "text",
-            "tokenizer" and "length": the column of texts, their tokenizer, and the maximum number of tokens of a text;
+            the task "causal-lm"); "inputs", a column or a list of them, for the features (default: all others); "text"
+            and "tokenizer": the column of texts, and their tokenizer; "length": the number of tokens to which texts are
+            cut and all rows are padded (default: that of the longest row, which may be private);
             "image_size" and "channels" of images, see `fedlgm.data.pixels.fitted`. Other keys are passed on.
 
     Returns:
@@ -79,6 +81,9 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     parts = {part: _columns(data.get(part), part) for part in ("train", "test")}
     options = {key: data[key] for key in OPTIONS if data.get(key) is not None}
+    length = options.get("length")
+    if length is not None and not (isinstance(length, int) and length > 0):
+        raise DataError(f"data: length is the maximum number of tokens, a whole number of at least 1, got {length!r}")
     found = {key: value for key, value in data.items() if key not in (*parts, *OPTIONS)}
     users = options.get("users")
     if isinstance(users, str):
@@ -99,7 +104,7 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     targets = {part: None if target is None else _taken(columns, target, part) for part, columns in parts.items()}
     if "input_ids" in parts["train"]:
         padding = getattr(options.get("tokenizer"), "pad_token_id", None) or 0
-        return found | _of_tokens(parts, targets, padding)
+        return found | _of_tokens(parts, targets, padding, length)
     inputs = options.get("inputs", list(parts["train"]))
     names = [inputs] if isinstance(inputs, str) else list(inputs)
     size, channels = options.get("image_size"), options.get("channels", 3)
@@ -161,8 +166,6 @@ def _tokenized(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict
             f"data: a tokenizer is an object, as AutoTokenizer.from_pretrained(...), got {options['tokenizer']!r}"
         )
     column, length = _taken(columns, options["text"], part), options.get("length")
-    if length is not None and not (isinstance(length, int) and length > 0):
-        raise DataError(f"data: length is the maximum number of tokens, a whole number of at least 1, got {length!r}")
     lost = [row for row, text in enumerate(column) if not isinstance(text, str)]
     if lost:
         raise DataError(
@@ -175,17 +178,17 @@ def _tokenized(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict
 
 
 def _of_tokens(
-    parts: Mapping[str, _Columns], targets: Mapping[str, Any], padding: int
+    parts: Mapping[str, _Columns], targets: Mapping[str, Any], padding: int, length: int | None
 ) -> dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]]:
-    """Inputs and targets of both parts, rows padded on the right to the longest of both."""
+    """Inputs and targets of both parts, rows padded on the right to the length, or to the longest of both."""
     needed = [name for name in ("input_ids", "token_type_ids") if name in parts["train"]]
     require_columns(needed, parts["test"], "data: 'test'")
     for part, columns in parts.items():
         _check_tokens(columns, part)
     lengths = {len(row) for columns in parts.values() for row in columns["input_ids"]}
-    width, ragged = max(lengths, default=0), len(lengths) > 1
+    width = _width(parts, length)
     # Types stand after the mask: one of ones where a table has none.
-    masked = ragged or any(name in parts["train"] for name in TOKENS[1:])
+    masked = length is not None or len(lengths) > 1 or any(name in parts["train"] for name in TOKENS[1:])
     found: dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]] = {}
     for part, columns in parts.items():
         rows = columns["input_ids"]
@@ -205,6 +208,23 @@ def _of_tokens(
             y = np.asarray(target)
         found[part] = (tuple(inputs) if len(inputs) > 1 else tokens, y)
     return found
+
+
+def _width(parts: Mapping[str, _Columns], length: int | None) -> int:
+    """Number of tokens of all rows."""
+    longest = {part: max(map(len, columns["input_ids"]), default=0) for part, columns in parts.items()}
+    most = max(longest.values())
+    if length is None and longest["train"] > longest["test"]:
+        warnings.warn(
+            Notice(
+                "data: all rows are padded to the longest training text, which is private: give a public length, as in "
+                "data={..., 'length': 128}, unless the model ignores padding"
+            ),
+            stacklevel=2,
+        )
+    if length is not None and most > length:
+        raise DataError(f"data: rows of up to {most} tokens, and length is {length}: cut them to it, or raise it")
+    return most if length is None else length
 
 
 def _check_tokens(columns: _Columns, part: str) -> None:

@@ -36,6 +36,7 @@ PASS_BYTES = 320 << 20
 """Size of the inputs and outputs of all layers in a micro-batch, as a target; half of it if sums must also be kept."""
 STORED_BYTES = 128 << 20
 """Size of a micro-batch's per-example gradients that may be kept at a time."""
+_PRECISE = (torch.float32, torch.float64)
 _BOTH, _EACH = slice(2), (slice(1), slice(1, 2))
 
 
@@ -121,7 +122,7 @@ class ExampleGradients:
 
     Raises:
         ConfigError: the module's examples influence each other, as in BatchNorm in training mode; it lacks parameters
-            of the table or has several dtypes; or `micro_batch` is below 1.
+            of the table, or has several dtypes or one of lower precision than float32; or `micro_batch` is below 1.
 
     Example:
         >>> from fedlgm.example_level.scaling import of_style
@@ -156,6 +157,11 @@ class ExampleGradients:
             raise ConfigError(f"the parameters must have one dtype, got {sorted(map(str, dtypes))}")
         self._parameters = {slot.offset: parameters[slot.name] for slot in layers.slots()}
         self._dtype = dtypes.pop()
+        if self._dtype not in _PRECISE:
+            raise ConfigError(
+                f"the parameters must be float32 or float64, got {self._dtype}: norms and sums of lower precision "
+                "exceed the bounds of the gradients"
+            )
         column = {slot.offset: j for j, layer in enumerate(layers.layers) for slot in layer.slots}
         self._places = {key: Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()}
         _refuse_batch_norm(module)
@@ -245,6 +251,9 @@ class ExampleGradients:
 
     def _pass(self, x: tuple[Tensor, ...], y: Tensor, scaling: Scaling, total: Total, squares: Tensor) -> None:
         """One micro-batch: add its scaled gradients to `total` and its squared norms to `squares` [n, K]."""
+        for site in self._sites:
+            if isinstance(site, GenericSite):
+                site.clear()  # a pass before this one may have failed halfway
         work = Pass(self._sites, self._places, scaling, total, squares, self._dtype)
         with self._patched(work.call):
             outputs = self._module(*x)

@@ -6,9 +6,10 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
+import torch
 
 from clients import PartitionedSource
-from fedlgm import devices
+from fedlgm import devices, inputs
 from fedlgm.contributions import unbounded
 from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError, DataError
@@ -23,6 +24,7 @@ from simulations.config.recipe import Recipe
 MOST_PARAMETERS = 50_000
 """Largest model whose examples the compiled kernel bounds under "auto": PyTorch is faster for larger ones
 (docs/results/example-level.md)."""
+_TRIED = 8  # public examples on which the compiled kernel is tried
 SIDE_BY_SIDE = 16
 """Number of clients that a GPU trains at once; more lose more to padding than they gain (docs/results/gpu.md)."""
 
@@ -96,7 +98,7 @@ def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
 
 
 def _refusal(assembly: Assembly) -> str | None:
-    """Why the compiled kernel cannot train this run here; None if it trained a client.
+    """Why the compiled kernel cannot train this run here; None if it trained on a few examples.
 
     The kernel is faster than PyTorch for every model that it knows (docs/results/performance.md), or of which it bounds
     the examples and which is small, so nothing is timed:
@@ -107,17 +109,21 @@ def _refusal(assembly: Assembly) -> str | None:
         return f"training.device is {str(assembly.device)!r}"
     if section.vectorize != "off":
         return f"training.vectorize is {section.vectorize!r}"
-    module, tasks = assembly.module(), typical(assembly, 1)
+    # On public examples, because the reason becomes a part of the run's public provenance.
+    found, order = assembly.dataset, KeyRing.from_seed(0).torch_generator(Purpose.PROBE, 0)
+    x, y = inputs.tensors(inputs.take(found.test_x, slice(_TRIED))), torch.from_numpy(found.test_y[:_TRIED])
+    module = assembly.module()
     try:
         with torch_threads(assembly.recipe.run.threads):
             if isinstance(assembly.mechanism, BoundsExamples):
                 if assembly.layers.size > MOST_PARAMETERS:
                     return f"at example level it is slower for models of more than {MOST_PARAMETERS:,} parameters"
                 sums = NativeExampleGradients(module, assembly.layers, assembly.task, assembly.initial_model())
-                sums.sum(tasks[0].x, tasks[0].y, FlatClip(1.0))
+                sums.sum(x, y, FlatClip(1.0))
                 return None
             made = assembly.native(module, assembly.layers, section.local, device=assembly.device)
-            for update in made.updates(assembly.initial_model(), tasks):
+            task = ClientTask(x, y, order, 1, assembly.first_plan().trained)
+            for update in made.updates(assembly.initial_model(), [task]):
                 unbounded(update)
     except (ConfigError, DataError) as error:
         return str(error)

@@ -49,6 +49,14 @@ def test_the_agreed_releases_are_made_and_not_one_more() -> None:
         consent.record(state, 7, "third", plan)
 
 
+def test_a_consent_needs_the_calibrated_noise() -> None:
+    """With the facts of a recipe that nobody calibrated, any noise would do, at no cost."""
+    for uncalibrated in (0, 0.0):
+        with pytest.raises(ConfigError, match=r"agrees to any noise.*method\.facts"):
+            Consent(replace(AGREED, noise_multiplier=uncalibrated))
+    Consent(replace(AGREED, noise_multiplier=0.0), protected=False)  # of a published variant, which promises nothing
+
+
 def test_less_noise_uses_the_budget_up_faster() -> None:
     weak = plan_with(replace(AGREED, noise_multiplier=2.0))
     with pytest.raises(PrivacyError, match="less noise"):

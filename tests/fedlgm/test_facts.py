@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -167,3 +168,9 @@ class TestLocalSteps:
     def test_the_server_does_not_noise_local_steps(self):
         with pytest.raises(ConfigError, match="noised by the clients"):
             RunFacts(1.0, POISSON, steps=LocalSteps(3, 0.2, 8.0))
+
+
+@pytest.mark.parametrize("wrong", ["1.0", None, math.nan, math.inf, -1.0])
+def test_a_noise_multiplier_is_a_number(wrong):
+    with pytest.raises(ConfigError, match="noise_multiplier must be finite and positive"):
+        RunFacts(wrong, Sampling("poisson", 10, 0.5))

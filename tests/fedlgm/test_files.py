@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedlgm.files import PRIVATE, PUBLIC, create_durably, replacing, write_durably
+from fedlgm import files
+from fedlgm.files import PRIVATE, PUBLIC, create_durably, drafted, replacing, write_durably
 
 
 def mode(path: Path) -> int:
@@ -101,3 +102,17 @@ def test_a_file_is_created_once(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         create_durably(tmp_path / "key", b"second")
     assert [(file.name, file.read_bytes(), mode(file)) for file in tmp_path.iterdir()] == [("key", b"first", 0o600)]
+
+
+def test_names_of_new_files_and_folders_are_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power failure can take a run's keys, or a search's charge, after what they allowed has left."""
+    seen: list[list[str]] = []
+
+    def synced(folder: Path) -> None:
+        seen.append(sorted(path.name for path in folder.iterdir()))
+
+    monkeypatch.setattr(files, "sync_folder", synced)
+    create_durably(tmp_path / "keys", b"root")
+    with drafted(tmp_path / "run") as draft:
+        draft.mkdir()
+    assert seen == [["keys"], ["keys", "run"]]

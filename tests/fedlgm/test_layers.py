@@ -176,3 +176,12 @@ def test_a_vector_of_another_model_is_refused():
 def test_a_bare_module_is_one_layer():
     assert LayerTable.from_module(nn.Linear(3, 2)).names == ("model",)
     assert LayerTable.from_module(nn.Linear(3, 2), "tensor").names == ("weight", "bias")
+
+
+def test_sizes_cannot_be_changed_in_place():
+    """A mechanism that sorted the sizes of a run's layers would move noise to other layers' coordinates."""
+    table = LayerTable.from_sizes({"wide": 7, "narrow": 2})
+    for array in (table.sizes, table.offsets):
+        with pytest.raises(ValueError, match="read-only"):
+            array.sort()
+    assert table.sizes.tolist() == [7, 2]

@@ -157,6 +157,34 @@ def test_plans_cannot_be_changed():
         made.sigma = np.zeros(3)
 
 
+@pytest.mark.parametrize("kept", [lambda clip: clip[:3], torch.from_numpy], ids=["a view", "a tensor"])
+def test_a_plan_does_not_change_with_the_arrays_that_it_was_made_of(kept):
+    """A mechanism that keeps its bounds and decays them in place would bound by other numbers than are charged."""
+    clip, sigma, released = np.ones(3), np.ones(3), np.ones(3, dtype=bool)
+    made = ReleasePlan(LAYERS, kept(clip), kept(sigma), RunFacts(1.0, POISSON), PROVEN, released=kept(released))
+    before = made.to_json()
+    clip *= 10
+    sigma /= 10
+    released[:] = False
+    assert made.clip.tolist() == made.sigma.tolist() == [1.0, 1.0, 1.0]
+    assert made.equals(plan(sigma=(1.0,) * 3, clip=(1.0,) * 3))
+    assert made.to_json() == before
+
+
+def test_queries_of_a_list_or_a_generator_are_kept():
+    queries = [BITS]
+    made, other = plan(queries=queries), plan(queries=(query for query in queries))
+    queries.clear()
+    assert made.queries == other.queries == (BITS,)
+
+
+def test_users_are_not_protected_by_bounds_of_examples():
+    users = RunFacts(1.0, dataclasses.replace(POISSON, of="user"))
+    assert plan(facts=users).protects == "user, add-remove"
+    with pytest.raises(PrivacyError, match="draws users with all of their data"):
+        plan(facts=users, bounded_by="trainer")
+
+
 @given(
     st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=3),
     st.lists(st.one_of(st.floats(1e-6, 1e6), st.just(math.inf)), min_size=3, max_size=3),

@@ -28,6 +28,10 @@ class MemoryStore(SessionStore):
         self._db = sqlite3.connect(":memory:", isolation_level=None)
         self._db.executescript(_SCHEMA)
         self.sets: dict[str, tuple[Survivors, str]] = {}
+        self.cohorts: dict[str, str] = {}
+
+    def bound(self, masking: str, cohort: str) -> str:
+        return self.cohorts.setdefault(masking, cohort)
 
     def signed(self, cohort: str) -> tuple[Survivors, str] | None:
         return self.sets.get(cohort)

@@ -3,7 +3,8 @@
 Every step may be requested again, after a lost connection or a restart, and then gives the same answer. The node
 trusts only the signatures of the services that its own policy lists. It keeps these rules:
 
-* its keys are shared with one cohort alone, every mask belongs to that cohort, and the next attempt has other keys;
+* its keys are shared with one cohort alone, which is on disk before a share leaves, every mask belongs to that cohort,
+  and the next attempt has other keys;
 * it is charged before a vector is made, and the vector is on disk before it leaves;
 * it accepts one set of survivors for a cohort, on disk before its signature or a share leaves;
 * it reveals at most one share of each peer: of a survivor's seed, or of the masking key of a peer that dropped out. It
@@ -94,11 +95,13 @@ class Participant:
             raise Refusal("cohort", f"a cohort of {len(cohort)} nodes; min_cohort is {self._policy.min_cohort}")
         if problem := cohort.terms.problem(len(cohort)):
             raise Refusal("cohort", problem)
+        # A session that was restored may have shared its keys before, which the ledger knows.
+        bound = session.cohort or self._store.bound(session.advert["masking"], cohort.digest)
+        if bound != cohort.digest:
+            raise Refusal("cohort", "this node has shared its secrets of this attempt with another cohort")
         if not session.cohort:
             self._split(session, cohort)
             self._store.keep(attempt, session)
-        elif session.cohort != cohort.digest:
-            raise Refusal("cohort", "this node has shared its secrets of this attempt with another cohort")
         sealed = {int(client): text for client, text in session.outgoing.items()}
         return Shared(sealed, session.commitment)
 

@@ -1,7 +1,8 @@
 """The five steps of a secure sum as the node's service answers them, on its ledger and with its own list of peers.
 
-A restored copy of the session store alone does no harm: the ledger holds the signed sets of survivors and the digest
-of every vector that may have left, and its witness shows whether the ledger itself was restored.
+A restored copy of the session store alone does no harm: the ledger holds the cohort of each advert's keys, the signed
+sets of survivors and the digest of every vector that may have left, and its witness shows whether the ledger itself was
+restored.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 from clients.node.ledger import NodeLedger
 from fedlgm.errors import LedgerError
 from fedlgm.files import transaction
+from fedlgm.node_protocol import digest
 from fedlgm.secagg.cohort import Survivors
 
 _SCHEMA = """
@@ -63,7 +64,9 @@ class Session:
 
 
 class SessionStore:
-    """Sessions in a file that keeps the newest few, and signed sets of survivors in the node's ledger.
+    """Sessions in a file that keeps the newest few, and agreements in the node's ledger.
+
+    An agreement is the only cohort of an advert's keys, or the only signed set of survivors of a cohort.
 
     Only the process that holds the ledger uses it.
 
@@ -113,6 +116,19 @@ class SessionStore:
         with self._translated():
             row = self._db.execute("SELECT words FROM vectors WHERE attempt = ?", (attempt,)).fetchone()
         return None if row is None else row[0]
+
+    def bound(self, masking: str, cohort: str) -> str:
+        """The only cohort with which the keys of an advert are shared: the first that was given, on disk.
+
+        Args:
+            masking: the advert's public key of masks.
+            cohort: digest of a cohort.
+        """
+        keys = digest("secagg keys", masking)
+        first = self._ledger.agreed(keys)
+        if first is None:
+            self._ledger.agree(keys, cohort)
+        return first or cohort
 
     def signed(self, cohort: str) -> tuple[Survivors, str] | None:
         """The set of survivors that this node has signed for a cohort, and the signature.

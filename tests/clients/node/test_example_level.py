@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from clients.node import data as node_data
 from clients.node.folder import NodeFolder
 from clients.node.release import Releaser
 from clients.node.row import EXAMPLE
 from clients.node.service import Service
+from clients.node.units import NodeExamples
 from fedlgm import frames, mechanisms, models, privacy
 from fedlgm.errors import LedgerError
 from fedlgm.example_level.trainer import ExampleTrainer, digest_of, local_steps
@@ -21,6 +23,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
+from tests.clients.node.test_service_hostile_questions import fussy
 from tests.support import nodes
 from tests.support.nodes import ask, edit, hello, make_node, rows, served
 
@@ -171,3 +174,45 @@ def test_a_budget_for_examples_is_never_called_one_for_the_whole_data(tmp_path):
     edit(folder, 'unit = "example"', 'unit = "client"')
     with pytest.raises(LedgerError, match=r"releases that protect \(example, add-remove\)"):
         Service(folder)
+
+
+FUSSY = {"name": "tests.clients.node.test_service_hostile_questions:fussy", "least": 5.0}
+
+
+def test_an_example_that_fails_does_not_show(tmp_path):
+    """An error in place of an answer would be an answer without noise."""
+    made = node(tmp_path / "node")
+    edit(made, 'models = ["logistic"', f'models = ["{FUSSY["name"]}", "logistic"')
+    x, y = np.zeros((nodes.EXAMPLES, *nodes.SHAPE), np.float32), np.arange(nodes.EXAMPLES) % nodes.CLASSES
+    x[3] = 9.0
+    np.savez(tmp_path / "node.npz", x=x, y=y)
+    with served(made) as folder:
+        text, work = plan(rate=1.0).to_json(), WORK | {"model": FUSSY}
+        said, body = ask(folder, text=text, work=work)
+        assert said["ok"], said
+        assert ask(folder, text=text, work=work)[1] == body
+        assert len(rows(folder)) == 1
+        assert "an input is larger than 5.0" in folder.path.with_name("node.log").read_text()
+
+
+def test_an_example_that_fails_counts_as_zero_and_the_others_count(tmp_path):
+    """Without the others, too, one example would move the sum by more than its own bound."""
+    chosen, module = mechanisms.get("dp-sgd"), fussy(nodes.SHAPE, nodes.CLASSES, 5.0)
+    layers = chosen.table(LayerTable.from_module(module))
+    asked = chosen.plan(layers, plan().facts, Transcript.start(nodes.MODEL))
+    x, y = torch.full((6, *nodes.SHAPE), 0.5), torch.arange(6) % nodes.CLASSES
+    x[3] = 9.0
+
+    def trainer(kind: type[ExampleTrainer]) -> ExampleTrainer:
+        made = kind(fussy(nodes.SHAPE, nodes.CLASSES, 5.0), layers, chosen)
+        made.weights.copy_(nodes.MODEL)
+        return made
+
+    keeping = trainer(NodeExamples)
+    found, again = (keeping.sum(x, y, torch.arange(6), asked) for _ in range(2))
+    others = trainer(ExampleTrainer).sum(x[[0, 1, 2, 4, 5]], y[[0, 1, 2, 4, 5]], torch.arange(5), asked)
+    torch.testing.assert_close(found.values, others.values)
+    torch.testing.assert_close(again.values, others.values)
+    assert found.bounds == others.bounds
+    alone = trainer(NodeExamples).sum(x, y, torch.tensor([3]), asked)
+    assert not alone.values.any()

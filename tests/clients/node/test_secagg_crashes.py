@@ -22,7 +22,7 @@ from strategies.node.secagg import SecureSum
 from tests.support.secagg import terms
 
 AGREED, SIZE = terms(2, size=5), 5
-DURABLE = ("open", "keep", "sign", "charge")
+DURABLE = ("open", "bound", "keep", "sign", "charge")
 
 
 class Killed(BaseException):
@@ -162,7 +162,7 @@ def test_a_crash_at_every_write(nodes, monkeypatch, when, directly):
                 victim.restart()  # what was patched is gone with the old objects
         step, node, call = run.send(answer)
     assert crashes == {
-        ("advertise", "open"), ("share", "keep"), ("mask", "charge"), ("mask", "keep"),
+        ("advertise", "open"), ("share", "bound"), ("share", "keep"), ("mask", "charge"), ("mask", "keep"),
         ("unmask" if directly else "agree", "sign"), ("unmask", "keep"),
     }  # fmt: skip
     (cohort,) = {row.request for node in nodes for row in node.ledger.rows()}

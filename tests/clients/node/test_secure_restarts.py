@@ -14,8 +14,10 @@ from clients.node.service import Service
 from fedlgm import frames
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import LedgerError, RunError
+from fedlgm.secagg.cohort import Advert, key_pairs
+from fedlgm.secagg.steps import terms_of
 from tests.support import nodes as local
-from tests.support.secure_nodes import NODES
+from tests.support.secure_nodes import NODES, plan
 
 
 def copied(federation, folder, source, target):
@@ -50,7 +52,7 @@ class Killed(BaseException):
 
 WRITES = {
     "advertise": [(SessionStore, "open")],
-    "share": [(SessionStore, "keep")],
+    "share": [(NodeLedger, "agree"), (SessionStore, "keep")],
     "mask": [
         (NodeLedger, "charge"),
         (SessionStore, "keep"),
@@ -91,7 +93,7 @@ def test_a_crash_at_every_write(federation, monkeypatch, when, writes):
             step, client, call = run.send(answer)
         except StopIteration:
             break
-    assert len(died) == 7
+    assert len(died) == 8
     assert federation.charges() == [1] * NODES
     refused = federation.ask(1, "agree", {"answered": [0, 1, 2, 3]})
     assert "another set" in refused["why"]
@@ -118,7 +120,7 @@ def test_kill_9_after_every_write(federation, writes):
             step, client, call = run.send(answer)
         except StopIteration:
             break
-    assert died == 7
+    assert died == 8
     assert federation.charges() == [1] * NODES
     with local.served(folder):
         assert "another set" in federation.ask(1, "agree", {"answered": [0, 1, 2, 3]})["why"]
@@ -138,7 +140,7 @@ def test_one_set_of_survivors_for_ever_even_if_the_sessions_are_restored(federat
     federation.served.stop(folder)
     for file in (kept / "state").glob("ledger.sqlite*"):
         shutil.copyfile(file, folder.path / "state" / file.name)
-    with pytest.raises(LedgerError, match="rolled back: it has 0 sets of survivors that this node has signed"):
+    with pytest.raises(LedgerError, match="rolled back: it has 1 agreements in secure sums, its witness saw 2"):
         Service(folder)
 
 
@@ -156,6 +158,28 @@ def test_a_node_that_unmasked_at_once_agrees_to_no_other_set_even_if_its_session
     assert "4 are needed" in federation.ask(0, "unmask", {"signatures": signed})["why"]
     assert "4 are needed" in federation.ask(1, "unmask", {"signatures": signed | {"0": sent["0"]}})["why"]
     assert federation.ask(0, "unmask", {"signatures": sent})["said"] == shares
+
+
+def test_keys_serve_one_cohort_even_if_the_sessions_are_restored(federation):
+    """A node that "dropped out" of one cohort has its masking key opened, which would show its vector in another."""
+    given, _ = federation.given_to("share")
+    folder, peer = federation.folders[0], federation.folders[4]
+    federation.served.stop(folder)
+    kept = folder.path.with_name("kept")
+    shutil.copytree(folder.path, kept)
+    federation.served.start(folder)
+    assert federation.ask(0, "share", given[0])["ok"]
+    copied(federation, folder, kept / "state/rounds.sqlite", folder.rounds_file)
+    terms = terms_of(federation.question(0), plan())
+    newer = Advert.make(terms, 4, peer.signer(), *key_pairs()).values()  # of a peer that has lost its session
+    other = {"adverts": [*given[0]["adverts"][:4], newer]}
+    assert "with another cohort" in federation.ask(0, "share", other)["why"]
+    assert federation.ask(0, "share", given[0])["ok"]
+    federation.served.stop(folder)
+    for file in (kept / "state").glob("ledger.sqlite*"):
+        shutil.copyfile(file, folder.path / "state" / file.name)
+    with pytest.raises(LedgerError, match="rolled back: it has 0 agreements"):
+        Service(folder)
 
 
 def test_a_restored_session_store_masks_nothing_again(federation):

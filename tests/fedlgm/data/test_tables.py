@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from fedlgm import data
-from fedlgm.errors import DataError
+from fedlgm.errors import DataError, Notice
 
 NUMBERS = pandas.DataFrame(
     {
@@ -83,6 +83,25 @@ def test_a_frame_of_texts_is_tokenized():
     found = data.load({"train": texts, "test": texts[1:], **options})
     assert found.train_x[0].tolist() == [[2, 2, 2], [2, 9, 9]]
     assert found.test_x[1].tolist() == [[1, 0, 0]]
+
+
+def test_no_private_text_decides_how_many_tokens_the_others_have():
+    """One text more would change the inputs of all others, which no bound of its own contribution covers."""
+    texts = pandas.DataFrame({"text": ["to be", "be", "to be or not"], "label": [0, 1, 0]})
+    given = {"test": texts[1:2], "text": "text", "tokenizer": Tokenizer()}
+    whole, fewer = (data.load({"train": train, "length": 5, **given}) for train in (texts, texts[:2]))
+    for one, other in zip(whole.train_x, fewer.train_x, strict=True):
+        assert one.shape == (3, 5)
+        np.testing.assert_array_equal(one[:2], other)
+    with pytest.warns(Notice, match=r"longest training text, which is private: give a public length"):
+        data.load({"train": texts, **given})
+
+
+def test_rows_of_tokens_beyond_a_given_length_are_refused():
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [3]], "label": [0, 1]})
+    assert data.load({"train": rows, "test": rows, "length": 4}).train_x[0].tolist() == [[1, 2, 3, 0], [3, 0, 0, 0]]
+    with pytest.raises(DataError, match="rows of up to 3 tokens, and length is 2"):
+        data.load({"train": rows, "test": rows, "length": 2})
 
 
 @pytest.mark.parametrize(

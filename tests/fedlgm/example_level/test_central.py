@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from fedlgm import mechanisms
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.example_level.central import train
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.keys import KeyRing
@@ -70,6 +70,18 @@ def test_a_mechanism_that_bounds_clients_is_refused(tmp_path):
         method = Method.of(model, mechanisms.get("dp-sgd"), facts)
         with pytest.raises(ConfigError, match="count 10 examples, the data have 9"):
             train(model, x[:9], y[:9], method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)
+
+
+def test_steps_on_examples_are_not_called_user_level(tmp_path):
+    """A user's examples each keep the bound, so together they move the sum by more than is charged."""
+    x, y = torch.linspace(-1, 1, 10)[:, None], torch.arange(10) // 5
+    model = torch.nn.Linear(1, 2)
+    facts = RunFacts(0.0, Sampling("poisson", 10, 0.5, of="user"), rounds=2, epsilon=4.0, delta=1e-2)
+    method = Method.of(model, mechanisms.get("dp-sgd"), facts)
+    with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
+        with pytest.raises(PrivacyError, match="a trainer bounds single examples"):
+            train(model, x, y, method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)
+        assert ledger.position() == 0
 
 
 def test_only_what_is_drawn_is_charged(tmp_path):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import simulations
+from fedlgm.data import DataSet
 from fedlgm.errors import ConfigError
 from fedlgm.plan import ReleasePlan
 from fedlgm.training.native import Program, library
+from simulations.config import decided as decided_module
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import decided
@@ -109,6 +114,25 @@ def test_auto_is_torch_where_a_plan_freezes_layers(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ReleasePlan, "trained", property(lambda self: frozen))
     monkeypatch.setattr("fedlgm.training.native.trainer.library", lambda: None)  # refused before it is called
     assert "freezes some" in str(on("digits").no_kernel)
+
+
+@pytest.mark.parametrize("recipe", ["digits", "dp-sgd-digits"])
+def test_the_kernel_is_tried_on_public_examples(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason for PyTorch is public, and an error of private examples may quote them."""
+    x, y = np.zeros((60, 64), np.float32), np.arange(60) % 10
+    data, seen = DataSet.from_arrays((x + 7, y), (x, y)), []
+
+    def tried(trainer: object, given: object, *_: object) -> None:
+        seen.append(given if isinstance(given, torch.Tensor) else given[0].x)
+        raise ConfigError("a layer that it does not know")
+
+    monkeypatch.setattr(decided_module, "NativeExampleGradients", lambda *_: SimpleNamespace(sum=partial(tried, None)))
+    native = SimpleNamespace(updates=lambda model, tasks: tried(None, tasks))
+    monkeypatch.setattr(Assembly, "native", lambda *_, **__: native)
+    parsed = recipes.load(recipe, ["training.kernel=auto", "federation.clients=10", "federation.rate=1.0"])
+    made = decided(Assembly(parsed, Own(data=data)), workers=1)
+    assert made.no_kernel == "a layer that it does not know"
+    assert [float(one.abs().max()) for one in seen] == [0.0]
 
 
 def test_recipes_that_leave_the_kernel_to_the_machine_have_models_that_it_knows() -> None:
