@@ -88,7 +88,7 @@ def is_bundled(name: str) -> bool:
         >>> [is_bundled(name) for name in ("digits/private", "synthetic-10", "table", "image-folder", "my.data:load")]
         [True, True, False, False, False]
     """
-    base, _ = _split(name)
+    base = _split(name)[0] if isinstance(name, str) else ""
     return base in _MADE_HERE or base in FILE_SETS or _SYNTHETIC.fullmatch(base) is not None
 
 

@@ -78,6 +78,7 @@ NOTES = (
 )
 
 _WORDS = ("method", "budget")
+_MARKS = {"conditional": " *"}
 
 
 def main_table(made: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -85,7 +86,7 @@ def main_table(made: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     header = ["method", "budget", "accuracy", "claimed", "proven", "audited", "AUC", "TPR", "SSIM"]
     body = []
     for cell in made:
-        proven = number(cell["epsilon"]) + (" *" if cell["guarantee_status"] == "conditional" else "")
+        proven = number(cell["epsilon"]) + _MARKS.get(cell["guarantee_status"], "")
         if math.isinf(cell["epsilon"]):
             proven = "NOT PRIVATE"
         body.append(

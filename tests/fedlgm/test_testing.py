@@ -282,4 +282,4 @@ def test_tasks_are_checked(flaw: str, message: str | None) -> None:
 def test_the_kit_names_unknown_things() -> None:
     with pytest.raises(FedlgmError, match="unknown data set"):
         check_data("nothing")
-    assert load(PROSE) is PROSE
+    assert load(PROSE).train_x is PROSE.train_x
