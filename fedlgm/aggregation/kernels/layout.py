@@ -6,11 +6,8 @@ one launch for all layers and no synchronisation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +16,7 @@ from torch import Tensor
 from fedlgm.errors import ConfigError
 
 _LIMIT = 2**31  # an element's index within its layer is a signed 32-bit number in the kernels
+_SMALL = 2048  # layers below this many elements share a segment
 _MAX_ALIGNMENT = 16
 
 
@@ -39,20 +37,25 @@ class Tiles:
     alignment: int
 
 
-class Segment(NamedTuple):
-    """A range of one layer that the torch backend handles at once.
+@dataclass(frozen=True)
+class Segment:
+    """A range of the flat vector that the torch backend handles at once: part of one layer, or several small layers.
 
     Attributes:
         start: flat position of the first element.
         stop: flat position after the last one.
-        layer: the layer.
-        group: first Philox counter word (element // 4) of the first group of four.
+        layer: the layer, or each element's layer, [stop - start] int64.
+        group: first Philox counter word (element // 4) of the first group of four, or of all G groups, [G] int64.
+        group_layer: second counter word: the layer, or each group's layer, [G] int64.
+        pick: index of each element's value among the 4 G outputs, [stop - start] int64; None means the first ones.
     """
 
     start: int
     stop: int
-    layer: int
-    group: int
+    layer: int | Tensor
+    group: int | Tensor
+    group_layer: int | Tensor
+    pick: Tensor | None
 
 
 class Layout:
@@ -77,6 +80,7 @@ class Layout:
         self.layers = len(sizes)
         self.size = int(offsets[-1])
         self._tiles: dict[tuple[int, torch.device], Tiles] = {}
+        self._segments: dict[tuple[int, torch.device], list[Segment]] = {}
 
     @cached_property
     def alignment(self) -> int:
@@ -98,11 +102,49 @@ class Layout:
             )
         return self._tiles[size, device]
 
-    def segments(self, size: int) -> Iterator[Segment]:
-        """Segments of at most `size` elements (a multiple of 4), in flat order."""
-        for layer, (begin, end) in enumerate(pairwise(self.offsets.tolist())):
-            for start in range(begin, end, size):
-                yield Segment(start, min(start + size, end), layer, (start - begin) // 4)
+    def segments(self, size: int, device: torch.device) -> list[Segment]:
+        """Segments of at most `size` elements (a multiple of 4, at least 2048) on `device`, in flat order."""
+        if (size, device) not in self._segments:
+            segments: list[Segment] = []
+            run: list[int] = []
+            for layer in range(self.layers):
+                small = int(self.sizes[layer]) < _SMALL
+                if run and (not small or self.offsets[layer + 1] - self.offsets[run[0]] > size):
+                    segments.append(self._merged(run, device))
+                    run = []
+                if small:
+                    run.append(layer)
+                else:
+                    segments.extend(self._pieces(layer, size))
+            if run:
+                segments.append(self._merged(run, device))
+            self._segments[size, device] = segments
+        return self._segments[size, device]
+
+    def _pieces(self, layer: int, size: int) -> list[Segment]:
+        begin, end = int(self.offsets[layer]), int(self.offsets[layer + 1])
+        starts = range(begin, end, size)
+        return [Segment(s, min(s + size, end), layer, (s - begin) // 4, layer, None) for s in starts]
+
+    def _merged(self, run: list[int], device: torch.device) -> Segment:
+        sizes = self.sizes[run]
+        groups = -(-sizes // 4)
+        layer_of_group = np.repeat(run, groups)
+        group = np.concatenate([np.arange(n) for n in groups])
+        base = 4 * (np.cumsum(groups) - groups)
+        pick = np.concatenate([b + np.arange(n) for b, n in zip(base, sizes, strict=True)])
+
+        def put(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        return Segment(
+            int(self.offsets[run[0]]),
+            int(self.offsets[run[-1] + 1]),
+            put(np.repeat(run, sizes)),
+            put(group),
+            put(layer_of_group),
+            put(pick),
+        )
 
 
 def empty_block(

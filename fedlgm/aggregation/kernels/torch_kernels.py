@@ -7,6 +7,7 @@ bit, noise up to float32 rounding.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -40,11 +41,14 @@ def layer_moments(updates: Tensor, layout: Layout, power: int, clip: Tensor) -> 
     wide = widest(device)  # makes the sum's order immaterial
     sums = torch.zeros(clients, layout.layers, dtype=wide, device=device)
     nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
-    for start, stop, layer, _ in layout.segments(_chunk(device)):
-        piece = updates[:, start:stop].float()
-        terms = piece.square() if power == 2 else piece.abs()
-        nonfinite += (~(terms < math.inf)).sum(dim=1)
-        sums[:, layer] += terms.sum(dim=1, dtype=wide)
+    # Layer by layer also where they are small: adding by index has no fixed order on a GPU.
+    chunk = _chunk(device)
+    for layer, (begin, end) in enumerate(pairwise(layout.offsets.tolist())):
+        for start in range(begin, end, chunk):
+            piece = updates[:, start : min(start + chunk, end)].float()
+            terms = piece.square() if power == 2 else piece.abs()
+            nonfinite += (~(terms < math.inf)).sum(dim=1)
+            sums[:, layer] += terms.sum(dim=1, dtype=wide)
     moments = sums.float()
     return moments, nonfinite, _factors(moments, nonfinite, clip, power)
 
@@ -73,10 +77,10 @@ def accumulate(
         updates: [B, D] float32 or bfloat16, or None for no clients.
         factors: [B, K] float32.
         noise: one party's noise, or None.
-        chunk: elements handled at once, a multiple of 4; by default chosen for the device. It affects no bit of the
-            result.
+        chunk: elements handled at once, a multiple of 4, at least 2048; by default chosen for the device. It affects
+            no bit of the result.
     """
-    for segment in layout.segments(chunk or _chunk(out.device)):
+    for segment in layout.segments(chunk or _chunk(out.device), out.device):
         target = out[segment.start : segment.stop]
         if updates is not None and factors is not None:
             for client in range(updates.shape[0]):
@@ -90,13 +94,17 @@ def accumulate(
                 snap_(target, scale)
 
 
-def unit_noise(segment: Segment, family: Family, key: tuple[int, int], stream: int, device: torch.device) -> Tensor:
+def unit_noise(
+    segment: Segment, family: Family, key: tuple[int, int], stream: int | Tensor, device: torch.device
+) -> Tensor:
     """Noise of scale 1 for the elements of a segment, [stop - start] float32 (see `philox`)."""
     length = segment.stop - segment.start
-    groups = torch.arange(segment.group, segment.group + -(-length // 4), device=device)
-    counter = (groups, segment.layer, stream)
+    group = segment.group
+    if isinstance(group, int):
+        group = torch.arange(group, group + -(-length // 4), device=device)
+    counter = (group, segment.group_layer, stream)
     words = philox4x32((*counter, 0), key)
-    values = torch.empty(len(groups), 4, device=device)
+    values = torch.empty(len(group), 4, device=device)
     if family == "gaussian":
         u0, u2 = _uniforms(words, (0, 2), counter, key)
         values[:, 0], values[:, 1] = gaussian_pair(u0, words[1])
@@ -104,13 +112,14 @@ def unit_noise(segment: Segment, family: Family, key: tuple[int, int], stream: i
     else:
         for i, u in enumerate(_uniforms(words, (0, 1, 2, 3), counter, key)):
             values[:, i] = laplace(u, words[i])
-    return values.view(-1)[:length]
+    flat = values.view(-1)
+    return flat[:length] if segment.pick is None else flat[segment.pick]
 
 
 def _uniforms(
     words: tuple[Tensor, ...],
     picked: tuple[int, ...],
-    counter: tuple[Tensor, int, int],
+    counter: tuple[Tensor, int | Tensor, int | Tensor],
     key: tuple[int, int],
 ) -> list[Tensor]:
     """Uniforms of the picked words, with extra bits in the tail."""

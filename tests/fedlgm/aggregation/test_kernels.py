@@ -222,12 +222,19 @@ def test_tiles_and_segments_cover_every_layer_once(sizes, tile):
     assert seen == list(zip(layer_of, index_in_layer, range(len(layer_of)), strict=True))
     assert (tiles.table[:, 3] % tiles.alignment == 0).all()
     assert [tiles.table[t, 1].item() for t in tiles.first[:-1]] == [0] * len(sizes)
-    segments = list(layout.segments(4096))
+    segments = layout.segments(4096, torch.device("cpu"))
     assert [0, *(s.stop for s in segments)] == [*(s.start for s in segments), len(layer_of)]
     for s in segments:
         assert s.stop - s.start <= 4096
-        assert (layer_of[s.start : s.stop] == s.layer).all()
-        assert s.group == index_in_layer[s.start] / 4
+        inside = slice(s.start, s.stop)
+        np.testing.assert_array_equal(np.broadcast_to(s.layer, s.stop - s.start), layer_of[inside])
+        if s.pick is None:
+            assert s.group == index_in_layer[s.start] / 4
+            assert s.group_layer == s.layer
+        else:
+            np.testing.assert_array_equal(s.group[s.pick // 4], index_in_layer[inside] // 4)
+            np.testing.assert_array_equal(s.group_layer[s.pick // 4], layer_of[inside])
+            np.testing.assert_array_equal(s.pick % 4, index_in_layer[inside] % 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
