@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,9 +124,20 @@ def _uniforms(
     key: tuple[int, int],
 ) -> list[Tensor]:
     """Uniforms of the picked words, with extra bits in the tail."""
-    # Drawn for all: selecting the few that need them would make the host wait for the device to count them.
-    more = philox4x32((*counter, 1), key)
-    return [torch.where(words[i] < TAIL, tail_uniform(words[i], more[i]), uniform(words[i])) for i in picked]
+    if words[0].device.type != "cpu":
+        # Selecting the few would make the host wait for the device to count them.
+        more = philox4x32((*counter, 1), key)
+        return [torch.where(words[i] < TAIL, tail_uniform(words[i], more[i]), uniform(words[i])) for i in picked]
+    uniforms = []
+    for i in picked:
+        u = uniform(words[i])
+        tail = torch.from_numpy(np.flatnonzero(words[i].numpy() < TAIL))
+        if len(tail):
+            group, layer, stream = counter
+            layer = layer if isinstance(layer, int) else layer[tail]
+            u[tail] = tail_uniform(words[i][tail], philox4x32((group[tail], layer, stream, 1), key)[i])
+        uniforms.append(u)
+    return uniforms
 
 
 def uniform(word: Tensor) -> Tensor:
