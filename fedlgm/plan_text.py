@@ -74,7 +74,7 @@ def read(layers: LayerTable, text: str, protected: type[ReleasePlan], unprotecte
             freezes=raw.get("freezes", False) is True,
             fills=tuple(raw.get("fills", ())),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"not a release plan: {error}") from error

@@ -22,7 +22,8 @@ _TOLERANCE = 1e-3
 """Relative tolerance, since other versions of the accountant compute an epsilon slightly differently."""
 
 _SHOWN = ("run", "engine", "model_sha256", "ledger_head", "metrics", "headline")
-_PER_LAYER = ("clip", "sigma", "snr", "share", "layer_noise", "released_norm")
+_PLANNED = ("clip", "sigma", "snr", "share", "layer_noise")
+_PER_LAYER = (*_PLANNED, "released_norm")
 
 
 def check_summary(
@@ -77,7 +78,7 @@ def check_summary(
 
 
 def check_rows(rows: Iterable[Mapping[str, Any]], recipe: Recipe, ledger: Ledger, where: str) -> None:
-    """Refuse rows whose epsilon is below that of their round, or falls, and rows of another number of layers.
+    """Refuse rows whose epsilon is below that of their round, or falls, and rows without figures of the same layers.
 
     Only the first and the last one are composed. Between them no figure may be below the one before.
 
@@ -92,6 +93,9 @@ def check_rows(rows: Iterable[Mapping[str, Any]], recipe: Recipe, ledger: Ledger
     """
     stated, layers = [], set()
     for row in rows:
+        missing = [name for name in _PLANNED if name not in row]
+        if missing:
+            raise LedgerError(f"{where} has no {missing[0]} in round {row['round']}: restore it from a backup")
         stated += [(row["round"], float(row["epsilon"]))] if "epsilon" in row else []
         layers |= {len(row[name]) for name in _PER_LAYER if name in row}
         if len(layers) > 1:

@@ -44,7 +44,7 @@ def read_json(path: Path, kind: Any, remedy: str) -> Any:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         wrong = misfit(found, kind)
-    except ValueError:
+    except (ValueError, RecursionError):
         wrong = "it is empty or not JSON"
     if wrong:
         raise RunError(f"{path} is damaged ({wrong}): {remedy}")

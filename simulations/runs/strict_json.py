@@ -32,7 +32,10 @@ def loads(text: str) -> Any:
     Raises:
         ValueError: the text is not JSON.
     """
-    return _mapped(json.loads(text), _number)
+    try:
+        return _mapped(json.loads(text), _number)
+    except RecursionError as error:
+        raise ValueError("lists or mappings are nested too deeply") from error
 
 
 def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:

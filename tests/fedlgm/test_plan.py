@@ -209,7 +209,9 @@ def test_json_keeps_what_protects(bounded_by):
         ReleasePlan.from_json(LAYERS, none.to_json().replace('"protected": false', '"protected": true'))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"protected": true}', "null"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"protected": true}', "null", "[" * 100_000], ids=lambda text: text[:20]
+)
 def test_what_is_no_plan_is_refused(text):
     with pytest.raises(ConfigError, match="not a release plan"):
         ReleasePlan.from_json(LAYERS, text)

@@ -123,6 +123,31 @@ def test_a_summary_without_a_figure_is_refused(finished, copied, name):
         RunFolder.open(file.parent).finished()
 
 
+@pytest.mark.parametrize("line", [0, -1])
+@pytest.mark.parametrize("name", ["sigma", "share", "clip"])
+def test_a_row_without_a_figure_is_refused(finished, copied, run, name, line):
+    """One changed letter of a name ended `fedlgm report` in a traceback."""
+    file = copied(finished) / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    lines[line] = lines[line].replace(f'"{name}"', f'"{name[:-1]}"')
+    file.write_text("\n".join(lines) + "\n")
+    status, _, said = run("report", file.parent)
+    assert status == 2
+    assert f"has no {name} in round" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "provenance.json"])
+def test_nested_lists_without_end_are_no_traceback(finished, copied, run, name):
+    folder, refused = copied(finished), 0
+    (folder / name).write_text("[" * 100_000)
+    for command in COMMANDS:
+        status, _, said = run(*command, folder)
+        assert status in (0, 2), (command, said)
+        refused += status == 2
+        assert "Traceback" not in said
+    assert refused
+
+
 def test_rows_and_files_of_an_unchanged_run_fit(finished, shared):
     for run in (finished, shared):
         folder = RunFolder.open(run)
