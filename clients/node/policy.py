@@ -204,7 +204,7 @@ class Allow(_Section):
 
 
 def _is_default(mechanism: str, option: str, value: object) -> bool:
-    """Whether an option has the value that it has if it is left out."""
+    """Whether an option's value is its default."""
     from fedlgm import mechanisms
 
     try:

@@ -82,7 +82,7 @@ def names() -> tuple[str, ...]:
 
 
 def is_bundled(name: str) -> bool:
-    """Whether a set, or the set that it is a half of, is a published one that `load` knows, and no files of a user.
+    """Whether a name is that of a published set that `load` knows, or of a half of one, and not of a user's own data.
 
     Example:
         >>> [is_bundled(name) for name in ("digits/private", "synthetic-10", "table", "image-folder", "my.data:load")]

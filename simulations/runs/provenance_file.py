@@ -126,7 +126,7 @@ class ProvenanceFile:
         return {**provenance, "objects": objects, "sources": sources}
 
     def _agrees(self, stored: str, plain: str) -> bool:
-        """Whether a hash is the one that is stored.
+        """Whether a plain hash agrees with a stored one, which may be keyed.
 
         Raises:
             RunError: the key of the stored one is missing.

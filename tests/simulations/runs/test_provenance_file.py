@@ -36,7 +36,7 @@ def public_text(run: Path) -> bytes:
 
 
 def test_public_files_hold_no_hash_of_the_data(tmp_path: Path) -> None:
-    """Whoever knows all examples but one could try guesses of it on a hash."""
+    """A reader who knows all examples but one could test guesses of the last one against a hash."""
     run = tmp_path / "run"
     simulations.simulate(**OBJECTS, overrides=SMALL, run_dir=run)
     given = Assembly(RunFolder.open(run).recipe(), own_of(OBJECTS))
