@@ -51,6 +51,10 @@ class FlowerEngine(Engine):
     @contextmanager
     def started(self, assembly: Assembly) -> Iterator[Serve]:
         """See `Engine.started`."""
+        import torch
+
+        from simulations.engines.ray import gpu_share
+
         assembly.check()
         workers = self.workers(assembly.recipe)
         supernodes = self.options.supernodes or workers
@@ -58,13 +62,19 @@ class FlowerEngine(Engine):
         def serve(
             assembly: Assembly, folder: RunFolder, progress: OnRound | None, trackers: Sequence[Tracker]
         ) -> RunSummary:
-            return run_flower(folder, supernodes, workers, progress, assembly.own)
+            share = gpu_share(assembly.device, workers, torch.cuda.device_count())
+            return run_flower(folder, supernodes, workers, progress, assembly.own, share)
 
         yield serve
 
 
 def run_flower(
-    folder: RunFolder, supernodes: int, workers: int, progress: OnRound | None = None, own: Own | None = None
+    folder: RunFolder,
+    supernodes: int,
+    workers: int,
+    progress: OnRound | None = None,
+    own: Own | None = None,
+    gpus: float = 0.0,
 ) -> RunSummary:
     """Run the Flower app on `folder`'s recipe and return its summary.
 
@@ -74,6 +84,7 @@ def run_flower(
         workers: Ray actors of one CPU each.
         progress: called with each round's metrics row.
         own: users' objects, passed to Flower's processes in a private file that is deleted at the end.
+        gpus: GPU share of an actor.
 
     Raises:
         DivergedError: a round's model is NaN or infinite.
@@ -83,8 +94,8 @@ def run_flower(
     log = folder.private_file("flower.log")  # it says how many clients took part
     with private_superlink(log) as flwr, _handed_over(folder.private, own) as objects:
         federation = (
-            f"num-supernodes={supernodes} client-resources-num-cpus=1 init-args-num-cpus={workers} "
-            "init-args-log-to-driver=false"
+            f"num-supernodes={supernodes} client-resources-num-cpus=1 client-resources-num-gpus={gpus} "
+            f"init-args-num-cpus={workers} init-args-log-to-driver=false"
         )
         config = _run_config(folder, supernodes, objects)
         folder.keys(folder.recipe().run.seed)

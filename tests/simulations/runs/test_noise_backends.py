@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -155,6 +156,33 @@ def test_ray_workers_share_the_gpus_there_are():
         gpu_share(cuda, 2, 0)
     with pytest.raises(RunError, match=r"training\.device = 'cuda' instead"):
         gpu_share(torch.device("cuda:1"), 2, 4)
+
+
+def test_flowers_actors_reserve_their_share_of_a_gpu(tiny, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    from simulations.engines import flower
+
+    class Submitted(Exception):
+        pass
+
+    class Command:
+        def submit(self, *arguments):
+            raise Submitted(arguments)
+
+    monkeypatch.setattr(flower, "private_superlink", lambda log: nullcontext(Command()))
+    folder = new_folder.create(tmp_path / "run", settled(tiny()))
+    with pytest.raises(Submitted, match=r"num-supernodes=2 .*client-resources-num-gpus=0\.5 init-args-num-cpus=2"):
+        flower.run_flower(folder, 2, 2, gpus=0.5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_workers_on_one_gpu_give_the_model_of_one_process(tiny, tmp_path, engine):
+    pytest.importorskip("ray")
+    parsed = tiny(training={"device": "cuda"})
+    shared = launch.simulate(parsed, run_dir=tmp_path / "shared", engine=engine, workers=2)
+    assert shared["model_sha256"] == launch.simulate(parsed, run_dir=tmp_path / "one", engine="local")["model_sha256"]
 
 
 @pytest.mark.gpu
