@@ -56,13 +56,20 @@ ELSEWHERE = {
     "004-figure-5": "[LaDP](ladp.md): lower by construction",
     "004-figure-7": "[attacks](attacks.md)",
     "004-table-10": "[attacks](attacks.md)",
-    "004-figure-6": "data not at hand",
     "layer-wise-deep": "[does `recommend` predict runs?](recommend.md)",
     "layer-wise-bottleneck": "[does `recommend` predict runs?](recommend.md)",
     "layer-wise-water-filling": "[allocations learned from releases](adaptive.md#water-filling)",
     "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md)",
 }
 """Pages that hold results of a table or figure beside the studies."""
+PAPERS = {
+    "000": "000: SNR-consistent allocation",
+    "002": "002: LM-DP-SGD",
+    "003": "003: i.n.i.d. noise",
+    "004": "004: LaDP-FL",
+    "": "none: rules of this library",
+}
+"""What the page calls the papers, by their numbers in the names of studies; "" for studies of no paper."""
 _MORE_SEEDS = "The first {} seeds were seen before the others were added, so p is somewhat too small."
 NOTES = {
     **dict.fromkeys(("002-figure-3", "002-figure-5", "002-figure-6", "002-figure-7"), _MORE_SEEDS.format("five")),
@@ -72,15 +79,15 @@ NOTES = {
     "000-figure-1": "These runs make one pass over the data instead of the recipe's 17. Accuracy does not depend on "
     "the budget yet, so they cannot separate the rules.",
     "000-figure-2": "These runs make 100 rounds instead of the recipe's 300. At this length, accuracy falls as the "
-    "budget grows: the sigmoid network starts on a plateau at chance level and leaves it sooner with more noise (flat "
-    "Gaussian, one further run each: 37 % in round 40 at epsilon 1; 10 % in round 90 and 26 % in round 100 at epsilon "
-    "8). The figures compare the ends of plateaus, not the rules at their final accuracy.",
+    "budget grows: the sigmoid network starts at chance level and leaves it sooner with more noise (flat Gaussian, one "
+    "further run each: 37 % in round 40 at epsilon 1; 10 % in round 90 and 26 % in round 100 at epsilon 8). The "
+    "figures do not compare the rules at their final accuracy.",
     "003-table-4-example-level": "These runs make 500 steps instead of the recipe's 2,000, at a rate that was not "
     "searched.",
     "000-table-3-fashion-mnist": "These runs make 100 rounds instead of the recipe's 300. Only the methods of the "
     "claims ran, none of the rows with MedClip.",
-    "004-figure-8": "Scores are slow (`mechanism.memory = 0.95`, the default). No earlier run had these seeds.",
-    "004-table-2": "Scores are slow (`mechanism.memory = 0.95`, the default). No earlier run had these seeds.",
+    "004-figure-8": "Scores are slow (`mechanism.memory = 0.95`, the default). Nothing was chosen on these seeds.",
+    "004-table-2": "Scores are slow (`mechanism.memory = 0.95`, the default). Nothing was chosen on these seeds.",
     "layer-choice": "The initial weights of a network that narrows have their largest norms in the first layers, so "
     "LaDP's rule leaves the output layer at its random start. All votes for two layers kept the output layer, and the "
     "other winner differed by seed. The setting thus favours the vote. The rate of one layer by norm is the lowest "
@@ -124,28 +131,42 @@ def counted(outcomes: Sequence[str]) -> str:
 
 
 def summary(found: Mapping[str, Any]) -> str:
-    """The claims of all kept studies together."""
-    outcomes = [one.outcome for name in found for one in checked(name)]
-    made = f"{len(found)} of {len(files.names())} studies have kept runs."
-    return f"{made} The outcomes of their {len(outcomes)} claims are: {counted(outcomes)}."
+    """The claims of all kept studies, by paper."""
+    outcomes: dict[str, list[str]] = {paper: [] for paper in PAPERS}
+    for name in found:
+        paper = files.load(name).paper[:3]
+        outcomes[paper if paper in PAPERS else ""] += [one.outcome for one in checked(name)]
+    rows = [[PAPERS[paper], str(len(ones)), counted(ones)] for paper, ones in outcomes.items()]
+    made = f"{len(found)} of {len(files.names())} bundled studies have kept runs:"
+    return f"{made}\n\n{table(['paper', 'claims', 'outcomes'], rows)}"
 
 
 def overview(found: Mapping[str, Any]) -> str:
-    """A row for every table and figure."""
-    rows = []
+    """A row for every table and figure that was made, and lists of the others."""
+    rows, no_data, not_made = [], [], []
     for name in files.names():
         asked = files.load(name)
-        outcome = "data not at hand" if asked.data else "not run here"
         if name in found:
             outcome = f"[{counted([one.outcome for one in checked(name)]) or 'kept runs'}](#{name})"
-        if name in ELSEWHERE:
-            outcome += f"; results: {ELSEWHERE[name]}"
-        rows.append([asked.paper, f"`fedlgm study {name}`", asked.data.partition(":")[0] or "bundled", outcome])
+            more = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+            rows.append((asked.paper, f"`fedlgm study {name}`", outcome + more))
+        else:
+            no_data.append(f"`fedlgm study {name}`")
+    grouped: dict[tuple[str, str], list[str]] = {}
     for name, other in files.elsewhere().items():
-        how = f"`{other.command}`" if other.command else "-"
-        outcome = f"not made: {other.why}" if other.why else ELSEWHERE.get(name, "not run here")
-        rows.append([other.paper, how, "-", outcome])
-    return table(["paper", "command", "data", "outcome"], sorted(rows))
+        if other.why:
+            not_made.append(f"{other.paper} ({other.why})")
+        elif name in ELSEWHERE:
+            grouped.setdefault((f"`{other.command}`", ELSEWHERE[name]), []).append(other.paper)
+        else:
+            no_data.append(f"`{other.command}`")
+    rows += [("; ".join(sorted(papers)), *made) for made, papers in grouped.items()]
+    parts = [
+        table(["paper", "command", "outcome"], sorted(rows)),
+        f"**Data not at hand** (CIFAR-10, CIFAR-100 or MNIST): {', '.join(sorted(no_data))}.",
+        f"**Not made**: {'; '.join(sorted(not_made))}.",
+    ]
+    return "\n\n".join(parts)
 
 
 def section(name: str, one: Mapping[str, Any]) -> str:
@@ -158,42 +179,57 @@ def section(name: str, one: Mapping[str, Any]) -> str:
         if values != asked.grid[key] and not any(isinstance(value, dict) for value in values)
     )
     command += "".join(f" --set {key}={value}" for key, value in one["set"].items() if asked.set.get(key) != value)
-    said = [[each.says, each.paper or "-", each.found(), each.outcome] for each in checked(name)]
     parts = [
         f"### {name}",
-        f"{asked.title}. Recipe `{one['recipe']}`, {seeds} seeds. Data: [{name}.json](studies/{name}.json).",
+        f"{asked.title}. Recipe `{one['recipe']}`, {seeds} seeds ([data](studies/{name}.json)).",
         command,
         NOTES.get(name, ""),
-        table(["claim", "paper", "found", "outcome"], said) if said else "",
-        cells(found, asked.metrics),
+        claimed(checked(name), found.headline),
+        cells(found),
         f"![{asked.title}](studies/{DRAWN[name]})" if name in DRAWN else "",
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def cells(found: Study, metrics: Sequence[str] | None) -> str:
-    """A study's table in Markdown: mean and half the 95 % interval."""
-    rows = found.table(metrics)
-    names = [name.removesuffix("_low") for name in rows.columns if name.endswith("_low")]
-    keys = [key for key in found.keys if key == "method" or (key != "mechanism" and rows[key].map(str).nunique() > 1)]
-    header = [
-        *keys,
-        *(f"{name} (%)" if is_share(name) else name for name in names),
-        "seeds",
-        "epsilon claimed",
-        "proven",
-    ]
+def claimed(found: Sequence[claims.Checked], headline: str) -> str:
+    """A study's claims in Markdown, with the paper's figures if it has any."""
+    rows = []
+    for one in found:
+        scale = 100 if is_share(one.metric) else 1
+        mean, low, high = (f"{scale * value:+.2f}" for value in (one.mean, one.low, one.high))
+        metric = "" if one.metric == headline else f"{one.metric} "
+        p = "-" if one.expect == "equal" else f"{one.p_holm:.2g}"
+        rows.append([one.says, one.paper or "-", f"{metric}{mean} ({low} to {high})", p, one.outcome])
+    header = ["claim", "paper", "difference (95 % interval)", "p", "outcome"]
+    if not any(one.paper for one in found):
+        header, *rows = [[*line[:1], *line[2:]] for line in (header, *rows)]
+    return table(header, rows) if rows else ""
+
+
+def cells(found: Study) -> str:
+    """A study's headline metric in Markdown, methods by cells of the grid: mean and half the 95 % interval."""
+    name, rows = found.headline, found.table(found.headline)
+    keys = [key for key in found.keys if key not in ("method", "mechanism")]
+    varied = [key for key in keys if rows.groupby("method")[key].nunique().max() > 1]
+    searched = [key for key in keys if key not in varied and rows[key].map(str).nunique() > 1]
+    columns = list(dict.fromkeys(rows[varied].dropna().itertuples(index=False, name=None))) or [()]
+    unit, scale, digits = (" (%)", 100, 1) if is_share(name) else ("", 1, 3)
     lines = []
-    for _, row in rows.iterrows():
-        figures = []
-        for name in names:
-            scale, digits = (100, 2) if is_share(name) else (1, 3)
-            reach = (row[f"{name}_high"] - row[f"{name}_low"]) / 2
-            figures.append(f"{scale * row[name]:.{digits}f} ± {scale * reach:.{digits}f}")
-        spent = [f"{row['claimed_epsilon']:.3g}", f"{row['epsilon']:.3g}"]
-        lines.append(
-            [*("-" if row[key] != row[key] else str(row[key]) for key in keys), *figures, str(row["n"]), *spent]
-        )
+    for method, own in rows.groupby("method", sort=False):
+        line = [str(method), *(str(own[key].iloc[0]) for key in searched)]
+        for column in columns:
+            here = own
+            for key, value in zip(varied, column, strict=True):  # runs without privacy belong to every epsilon
+                here = here[(here[key] == value) | here[key].isna()]
+            reach = (here[f"{name}_high"] - here[f"{name}_low"]) / 2
+            shown = zip(here[name], reach, strict=True)
+            line.append(", ".join(f"{scale * mean:.{digits}f} ± {scale * half:.{digits}f}" for mean, half in shown))
+        lines.append(line)
+    titles = [
+        ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in zip(varied, column, strict=True))
+        for column in columns
+    ]
+    header = [f"{name}{unit}", *searched, *titles] if varied else ["method", *searched, f"{name}{unit}"]
     return table(header, lines)
 
 
@@ -203,7 +239,7 @@ def saved() -> str:
         return "Not measured yet: `python -m benchmarks.studies ratios`."
     found = strict_json.loads(RATIOS.read_text(encoding="utf-8"))
     return (
-        f"On {found['cores']} cores, a study of {found['runs']} runs of {found['rounds']} rounds took "
+        f"On {found['cores']} cores a study of {found['runs']} runs of {found['rounds']} rounds took "
         f"{found['two_workers']:.2f} times as long with two workers as with one, and a second call "
         f"{found['second_call']:.2f} times as long (medians of {found['turns']} turns; equal frames). The command is "
         "`python -m benchmarks.studies ratios` ([data](study-ratios.json))."

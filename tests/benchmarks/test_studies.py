@@ -40,7 +40,24 @@ def test_a_table_is_made_again_from_the_kept_file(name: str) -> None:
     ]
     assert first["accuracy"] == pytest.approx(np.mean(values))
     assert f"{100 * np.mean(values):.2f}" in found.to_latex()
-    assert f"{100 * np.mean(values):.2f}" in studies.section(name, studies.kept()[name])
+    assert f"{100 * np.mean(values):.1f} ±" in studies.section(name, studies.kept()[name])
+
+
+def test_methods_are_rows_and_runs_without_privacy_stand_at_every_epsilon() -> None:
+    found = Study.read(studies.KEPT / "004-table-5.json")
+    header, _, *lines = (line.strip("| ").split(" | ") for line in studies.cells(found).splitlines())
+    assert header[0] == "accuracy (%)"
+    rows = {line[0]: dict(zip(header[1:], line[1:], strict=True)) for line in lines}
+    assert set(rows) == {"ladp", "full-dp", "time-varying", "adapldp", "none"}
+    frame = found.to_frame()
+    for alpha in (0.1, 0.5, 10.0):
+        for epsilon in (4.0, 8.0):
+            column = f"alpha {alpha:g}, epsilon {epsilon:g}"
+            own = frame[(frame["data.alpha"] == alpha) & (frame["privacy.epsilon"] == epsilon)]
+            free = frame[(frame["data.alpha"] == alpha) & (frame["method"] == "none")]
+            mean = own[own["method"] == "ladp"]["accuracy"].mean()
+            assert rows["ladp"][column].startswith(f"{100 * mean:.1f} ± ")
+            assert rows["none"][column].startswith(f"{100 * free['accuracy'].mean():.1f} ± ")
 
 
 def test_only_outcomes_of_bundled_studies_are_kept(tmp_path) -> None:
