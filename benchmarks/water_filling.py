@@ -1,7 +1,7 @@
 """Is water-filling level with the better of flat and per-layer clipping? A section of docs/results/adaptive.md.
 
     python -m benchmarks.water_filling [--tasks NAME ...] [--minutes M]   # continue the runs
-    python -m benchmarks.water_filling --write                            # the table of docs/results/adaptive.md
+    python -m benchmarks.water_filling --write                            # the table of docs/results/data/adaptive.md
 
 The three rules add the same noise to the sum and differ only in what they keep of a large update. Clients are trained
 at once as in `benchmarks.adaptive`, and every rule gets the same search of the server learning rate over three seeds
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.adaptive import PAGE, Federation, trained
+from benchmarks.adaptive import DATA_PAGE, PAGE, Federation, trained
 from benchmarks.kept import CHANGE, Kept, change
 from benchmarks.pages import show, spread, table
 from fedlgm import mechanisms
@@ -126,7 +126,7 @@ def main() -> None:
             if kept.keep(name, partial(run, **name)) is None:
                 return
     if options.write:
-        show(PAGE, {"water-filling": compared(kept)}, write=True)
+        show(DATA_PAGE, {"water-filling": compared(kept)}, write=True)
 
 
 if __name__ == "__main__":
