@@ -40,6 +40,7 @@ import matplotlib.pyplot as plt
 
 ROUNDS = 10
 KEPT, PAGE = Path("docs/results/ladp-budgets.json"), Path("docs/results/ladp.md")
+DATA_PAGE = PAGE.parent / "data" / PAGE.name
 PICTURE = PAGE.with_name("ladp-budgets.png")
 LADP, FULL_DP = "LaDP-FL (published)", "Full DP"
 BASELINES = {
@@ -170,7 +171,8 @@ def main() -> None:
     for seed in SEEDS:
         for cell, _, overrides in cells():
             kept.keep({**cell, "seed": seed}, partial(run, overrides, seed))
-    show(PAGE, {"budgets": text(kept), "budgets compared": compared(kept)}, write)
+    show(PAGE, {"budgets": text(kept)}, write)
+    show(DATA_PAGE, {"budgets compared": compared(kept)}, write)
     if write:
         draw(PICTURE)
 
