@@ -1,7 +1,7 @@
 """How often each check of an audit fails: on releases as planned, and on releases that are not.
 
     python -m benchmarks.audit_checks            # measures what docs/results/audits.json lacks
-    python -m benchmarks.audit_checks --write    # and puts the tables on docs/results/audits.md
+    python -m benchmarks.audit_checks --write    # and puts the tables on the pages of results
 
 Every seed has separate canaries and noise. Defects change only the noise, so that the bound on epsilon and the checks
 of the noise can be compared.
@@ -190,7 +190,9 @@ def main() -> None:
     page = Path("docs/results/audits.md")
     kept, write = opened(__doc__, Path("docs/results/audits.json"), page)
     measure(kept)
-    show(page, texts(kept), write)
+    found = texts(kept)
+    show(page.parent / "data" / page.name, {"defects": found.pop("defects")}, write)
+    show(page, found, write)
 
 
 if __name__ == "__main__":

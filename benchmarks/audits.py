@@ -9,7 +9,7 @@
 
 Every figure is kept in docs/results/long-audits.json as soon as it is measured, so that the command can be interrupted,
 or ended by `--minutes`, and continued later; `--part` selects some of the four. `--write` measures nothing and puts the
-parts that are complete in the file on docs/results/audits.md.
+parts that are complete in the file on docs/results/audits.md and data/audits.md.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from simulations.config import recipe as recipes
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAGE, KEPT = RESULTS / "audits.md", RESULTS / "long-audits.json"
+DATA_PAGE = RESULTS / "data" / PAGE.name
 PUBLISHED = ("uniform", "snr-consistent", "ladp", "lm-dp-sgd")
 SIZES = {"a": 40, "b": 600, "c": 160}
 SEPARATION = 4  # rounds between a client's participations in the audits of correlated noise
@@ -233,7 +234,7 @@ def main() -> None:
     for number, (name, measure) in enumerate(parts.items(), start=1):
         if not given.part or number in given.part:
             try:
-                show(PAGE, {name: measure()}, given.write)
+                show(DATA_PAGE if name == "every mechanism" else PAGE, {name: measure()}, given.write)
             except OutOfTimeError:
                 print(f"{name}: to be continued")
 

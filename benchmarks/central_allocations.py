@@ -1,7 +1,7 @@
 """Table 2 of the SNR-consistent paper: noise over the layers in centralised training, at one proven epsilon of 3.
 
     python -m benchmarks.central_allocations [--minutes M]   # continue the runs
-    python -m benchmarks.central_allocations --write         # tables of docs/results/central-allocations.md
+    python -m benchmarks.central_allocations --write         # tables of docs/results/central-allocations.md and data/
 
 All 60,000 examples of FashionMNIST, the CNN with 26,010 parameters. Every cell gets the same search (learning rate, on
 a separate seed) and is then run on other seeds. Finished runs are kept in a file beside the page.
@@ -17,6 +17,7 @@ from benchmarks.kept import CHANGE, Kept, Row, Search, change
 from benchmarks.pages import put, spread, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "central-allocations.md"
+DATA_PAGE = PAGE.parent / "data" / PAGE.name
 KEPT = PAGE.with_suffix(".json")
 RECIPE = "dp-sgd-fashion-mnist"
 EPOCH = 117  # steps of 512 examples, on average
@@ -142,8 +143,8 @@ def main() -> None:
     kept = Kept(options.kept, options.minutes)
     if options.write:
         for mark, steps in (("", STEPS), ("-earlier", EARLIER * EPOCH)):
-            put(PAGE, f"results{mark}", results(kept, steps))
-            put(PAGE, f"search{mark}", search(kept, steps))
+            put(DATA_PAGE if mark else PAGE, f"results{mark}", results(kept, steps))
+            put(DATA_PAGE, f"search{mark}", search(kept, steps))
     else:
         print("done" if go_on(kept) else "not done: call again", flush=True)
 

@@ -11,8 +11,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.pages import put
+
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-PAGE, MARK = RESULTS / "neighbouring-rates.md", "<!-- neighbouring rates -->"
+PAGE, MARK = RESULTS / "data" / "neighbouring-rates.md", "neighbouring rates"
 SEARCH_SEED = 100
 SECRET = "independent, secret Poisson sampling"
 FIXED = ("flat", "uniform", "SNR-consistent")
@@ -82,8 +84,7 @@ def table() -> str:
 
 def main() -> None:
     """Write the table into the page and print it."""
-    before, _, after = PAGE.read_text().split(MARK)
-    PAGE.write_text(f"{before}{MARK}\n{table()}\n{MARK}{after}")
+    put(PAGE, MARK, table())
     print(table())
 
 
