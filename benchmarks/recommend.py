@@ -310,8 +310,11 @@ def write() -> None:
     columns = ["setting", "rank correlation", "two halves of the seeds", "spread", "predicted best", "measured best"]
     scored = json.loads(SCORED.read_text(encoding="utf-8"))
     found_rows = [[name, *(f"{values[rule]:.2f}" for rule in RULES)] for name, values in scored.items()]
-    show(PAGE, {"settings": table(columns, per_setting)}, write=True)
-    data = {"pairs": table(header, rows), "screened": table(["setting", *RULES], found_rows)}
+    data = {
+        "settings": table(columns, per_setting),
+        "pairs": table(header, rows),
+        "screened": table(["setting", *RULES], found_rows),
+    }
     show(DATA_PAGE, data, write=True)
     if len(pairs) > 2:
         ranks = spearmanr([s for s, _ in pairs], [g for _, g in pairs])

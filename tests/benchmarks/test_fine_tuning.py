@@ -12,7 +12,7 @@ from simulations.config import recipe as recipes
 
 
 def test_every_method_spends_the_same_budget() -> None:
-    made = {method: recipes.load("text-adapters", changes) for method, (changes, _) in adapters.METHODS.items()}
+    made = {method: recipes.load("text-adapters", changes) for method, changes in adapters.METHODS.items()}
     assert len({(made[name].privacy, made[name].federation.rounds, made[name].sampling) for name in made}) == 1
     assert {name for name, recipe in made.items() if recipe.model.weights is None} == {"everything, random start"}
     assert {name for name, recipe in made.items() if recipe.federation.server_lr != 0.01} == {"everything, public base"}
