@@ -2,7 +2,7 @@
 
 fedlgm study NAME [--seeds N] [--set ...]                  # makes or continues the runs, in runs/study-NAME
 python -m benchmarks.studies keep runs/study-NAME [...]    # keeps its study.json beside the page
-python -m benchmarks.studies page                          # rewrites docs/results/studies.md from what is kept
+python -m benchmarks.studies page                          # rewrites docs/results/studies.md and data/studies.md
 python -m benchmarks.studies ratios                        # what workers and a second call save: needs an idle machine
 
 `ratios` keeps docs/results/study-ratios.json; `--turns 1 --rounds 2 --out FILE` is a short trial.
@@ -31,6 +31,7 @@ from simulations.studies.results import Study
 from simulations.studies.study import study
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "studies.md"
+DATA_PAGE = PAGE.parent / "data" / PAGE.name
 KEPT, RATIOS = PAGE.with_suffix(""), PAGE.with_name("study-ratios.json")
 DRAWN = {"002-figure-5": "002-figure-5.png"}
 """Pictures of the page, by study."""
@@ -147,7 +148,7 @@ def overview(found: Mapping[str, Any]) -> str:
     for name in files.names():
         asked = files.load(name)
         if name in found:
-            outcome = f"[{counted([one.outcome for one in checked(name)]) or 'kept runs'}](#{name})"
+            outcome = f"[{counted([one.outcome for one in checked(name)]) or 'kept runs'}](data/studies.md#{name})"
             more = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
             rows.append((asked.paper, f"`fedlgm study {name}`", outcome + more))
         else:
@@ -180,13 +181,13 @@ def section(name: str, one: Mapping[str, Any]) -> str:
     )
     command += "".join(f" --set {key}={value}" for key, value in one["set"].items() if asked.set.get(key) != value)
     parts = [
-        f"### {name}",
-        f"{asked.title}. Recipe `{one['recipe']}`, {seeds} seeds ([data](studies/{name}.json)).",
+        f"## {name}",
+        f"{asked.title}. Recipe `{one['recipe']}`, {seeds} seeds ([data](../studies/{name}.json)).",
         command,
         NOTES.get(name, ""),
         claimed(checked(name), found.headline),
         cells(found),
-        f"![{asked.title}](studies/{DRAWN[name]})" if name in DRAWN else "",
+        f"![{asked.title}](../studies/{DRAWN[name]})" if name in DRAWN else "",
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -246,14 +247,13 @@ def saved() -> str:
     )
 
 
-def page() -> dict[str, str]:
-    """The generated parts of the page."""
+def pages() -> dict[Path, dict[str, str]]:
+    """The generated parts of the page and of its page of data."""
     found = kept()
+    outcomes = "\n\n".join(section(name, one) for name, one in found.items())
     return {
-        "summary": summary(found),
-        "saved": saved(),
-        "overview": overview(found),
-        "outcomes": "\n\n".join(section(name, one) for name, one in found.items()),
+        PAGE: {"summary": summary(found), "saved": saved(), "overview": overview(found)},
+        DATA_PAGE: {"outcomes": outcomes},
     }
 
 
@@ -317,7 +317,8 @@ def main() -> None:
     elif arguments.what == "page":
         for name, path in DRAWN.items():
             draw(name, KEPT / path)
-        show(PAGE, page(), write=True)
+        for page, texts in pages().items():
+            show(page, texts, write=True)
     else:
         text = json.dumps(ratios(arguments.turns, arguments.rounds), indent=1)
         arguments.out.write_text(text + "\n", encoding="utf-8")

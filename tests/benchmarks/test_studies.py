@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,10 @@ from simulations.studies import files
 from simulations.studies.results import Study
 
 
-def test_the_page_is_what_the_kept_files_give() -> None:
-    text = studies.PAGE.read_text(encoding="utf-8")
-    for name, made in studies.page().items():
+@pytest.mark.parametrize(("page", "parts"), studies.pages().items())
+def test_the_pages_are_what_the_kept_files_give(page: Path, parts: dict[str, str]) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name, made in parts.items():
         assert text.split(f"<!-- {name} -->")[1].strip() == made.strip(), "python -m benchmarks.studies page"
 
 
