@@ -185,7 +185,7 @@ class Fails(Equal):
         (Impure, "must be pure"),
         (HalfTheNoise, "override costs"),
         (OtherFacts, "facts are not the run's"),
-        (OtherUnit, "speaks of one user, but one client is protected"),
+        (OtherUnit, "is for one user, but one client is protected"),
         (OtherNoise, "fix the kind of noise before the run"),
         (NoCosts, "one figure per round"),
         (NoPlan, "must return a ReleasePlan"),

@@ -85,7 +85,7 @@ class TestSeparation:
             (POISSON, {}, "needs to know how many rounds"),
             (groups, {}, "4 bands with 3 groups is not proven"),
             (groups, {"noise": correlation.get("blt", 8, buffers=1)}, "a buffered strategy with 3 groups"),
-            (Sampling("cyclic", 100, 0.25, 4), {"rounds": 9}, "correlated over 8 rounds, the run has 9"),
+            (Sampling("cyclic", 100, 0.25, 4), {"rounds": 9}, "correlated over 8 rounds, but the run has 9"),
             (
                 POISSON,
                 {"relation": "replace-one", "trust": "local"},

@@ -336,7 +336,7 @@ class TestAnswersOfTheTrainer:
     @pytest.mark.parametrize(
         ("answers", "message"),
         [
-            ((), r"asks the queries \['layer-strength'\], the trainer answered \[\]"),
+            ((), r"asks the queries \['layer-strength'\], but the trainer answered \[\]"),
             ((replace(ANSWER, query="below-bound"),), "answered \\['below-bound'\\]"),
             ((ANSWER, ANSWER), "the trainer answered"),
             ((replace(ANSWER, bound=1.1),), "kept the bound 1.1"),

@@ -92,7 +92,7 @@ def test_rows_cut_off_the_end_are_noticed_by_whoever_kept_a_head(charged, rows):
     path, head = charged
     sql(path, f"DELETE FROM charges WHERE number > {5 - rows}")
     check(path)  # what is left is a whole ledger: only a head that was kept tells
-    with pytest.raises(LedgerError, match=f"shows {5 - rows} releases, there were 5 .*rows were deleted"):
+    with pytest.raises(LedgerError, match=f"shows {5 - rows} releases, but there were 5 .*rows were deleted"):
         check(path, head)
 
 

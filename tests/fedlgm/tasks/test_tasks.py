@@ -259,7 +259,7 @@ def test_targets_take_the_type_of_the_task() -> None:
         ("regression", 2, [0.5, 1.5, 1.0], r"outputs of shape \(2, 2\) and targets of shape \(2,\): .* shape \(2, 1\)"),
         ("binary", 1, [[0, 1], [1, 1]], r"'binary' does not fit the model's outputs of shape \(2, 1\)"),
         ("next-token", 3, [[0, 1], [1, 1]], r"outputs must be logits \[n, length, vocabulary\]"),
-        (nn.CrossEntropyLoss(), 3, [0, 1], r"losses must have shape \(2,\), one per example, they have \(\)"),
+        (nn.CrossEntropyLoss(), 3, [0, 1], r"losses must have shape \(2,\), one per example, but they have \(\)"),
         (lambda outputs, targets: (outputs - targets).sum(1), 3, [[1.0, 2], [3, 4]], r"does not fit .*: RuntimeError"),
     ],
 )
@@ -307,9 +307,9 @@ class Own(tasks.Task):
     ("flaw", "message"),
     [
         ("headline", r"its metrics must hold 'auc', they are 'loss'"),
-        ("better", r"better must be 'higher' or 'lower', it is 'up'"),
+        ("better", r"better must be 'higher' or 'lower', but it is 'up'"),
         ("detached", r"its loss has no gradient"),
-        ("list", r"one per example, they have list"),
+        ("list", r"one per example, but they have list"),
         ("fails", r"its figures cannot be computed: ZeroDivisionError"),
         ("no loss", r"its metrics must hold 'loss', they are 'mae'"),
         ("text", r"its figures cannot be computed: ValueError: .*'good'"),

@@ -187,7 +187,7 @@ def test_an_epsilon_between_rounds_does_not_fall(tmp_path):
     values["run"]["evaluate_every"] = 1
     run = run_of(values, tmp_path / "run")
     change(run / "metrics.jsonl", "epsilon", value=0.01, line=1)
-    with pytest.raises(LedgerError, match="in round 2, by the ledger it is at least"):
+    with pytest.raises(LedgerError, match="in round 2, but by the ledger it is at least"):
         RunFolder.open(run).finished()
 
 

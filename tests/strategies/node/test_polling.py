@@ -38,7 +38,7 @@ def test_below_the_quorum_the_run_stops_and_can_go_on(federation):
     federation.link.offline = {0, 1}
     with pytest.raises(
         RunError,
-        match=r"1 of 3 nodes answered, the quorum is 2 .*n0 and n1: not connected.*without --fresh, resumes the run",
+        match=r"1 of 3 nodes answered, but the quorum is 2 .*n0 and n1: not connected.*without --fresh, resumes",
     ):
         federation.run(1, federation.grid(dataclasses.replace(QUICK, give_up_seconds=0.5)))
     federation.link.offline = set()
