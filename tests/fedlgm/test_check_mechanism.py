@@ -179,7 +179,7 @@ class Fails(Equal):
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        (Remembers, "another plan after earlier rounds than a new object does"),
+        (Remembers, "another plan after earlier rounds than that of a new object"),
         (ChangesThePast, "changes the past releases"),
         (Fails, r"mechanism 'broken': ZeroDivisionError: .*\(test_check_mechanism.py, line"),
         (Impure, "must be pure"),

@@ -117,7 +117,7 @@ HOLES[4, 1] = np.nan
         (changed(train=([X, X], Y)), r"2 inputs but 60 targets; .*several inputs are a tuple"),
         (changed(train=(X[:0], Y[:0])), r"at least one training example"),
         (changed(train=(1e300 * X, Y)), r"training inputs: 180 values are too large for float32"),
-        (changed(train=(np.full((60, 3), 2**63, np.uint64), Y)), r"more than 64-bit integers with a sign"),
+        (changed(train=(np.full((60, 3), 2**63, np.uint64), Y)), r"more than signed 64-bit integers"),
         (changed(classes="4"), r"classes must be a whole number of at least 1, got '4'"),
         (changed(clients={"a": [0]}), r"clients: give a list of sample numbers for each client, not a dict"),
         (changed(clients=[{0, 1}]), r"clients\[0\] must be a list of sample numbers, got set"),
@@ -190,7 +190,7 @@ def test_natural_clients_are_the_sets_own() -> None:
 
 def test_labels_are_needed_only_where_a_scheme_divides_by_them() -> None:
     assert whole(divide(REAL, 7, "iid", seed=3))
-    with pytest.raises(ConfigError, match=r"'dirichlet' divides by integer labels \[n\], the targets .* float32"):
+    with pytest.raises(ConfigError, match=r"'dirichlet' divides by integer labels \[n\], but the targets .* float32"):
         divide(REAL, 7, "dirichlet", alpha=0.5)
 
 

@@ -361,7 +361,7 @@ class TestWhatRowsProtect:
             ledger.charge(EVENT, round=1, key="1", protects="client, add-remove")
             for other in ("client, replace-one", "example, add-remove"):
                 with pytest.raises(
-                    LedgerError, match=rf"protects \(client, add-remove\), this one protects \({other}\)"
+                    LedgerError, match=rf"protects \(client, add-remove\), but this one protects \({other}\)"
                 ):
                     ledger.charge(EVENT, round=2, key="2", protects=other)
             ledger.charge(EVENT, round=2, key="2", protects="client, add-remove")

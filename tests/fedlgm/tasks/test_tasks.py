@@ -223,10 +223,10 @@ def data_of(y: Any, classes: int | None = None) -> DataSet:
     ("task", "y", "message"),
     [
         ("classification", [0.5, 1.5], r"needs integer targets .* training targets are float64: .* task 'regression'"),
-        ("classification", [0, -1], r"targets of at least 0, the training targets begin at -1"),
+        ("classification", [0, -1], r"targets of at least 0, but the training targets begin at -1"),
         ("regression", [0.5, math.nan], r"1 of the training targets are NaN or infinite, the first at index \(1,\)"),
         ("regression", ["a", "b"], r"needs numbers as targets"),
-        ("binary", [0, 2], r"needs targets 0 and 1, the training targets hold 2: .* 'classification'"),
+        ("binary", [0, 2], r"needs targets 0 and 1, but the training targets hold 2: .* 'classification'"),
         ("next-token", [[0.5, 1.0]], r"needs integer targets \(the number of a token\)"),
         (Margin(), [1.0, math.inf], r"NaN or infinite"),
     ],
@@ -254,7 +254,7 @@ def test_targets_take_the_type_of_the_task() -> None:
             "classification",
             2,
             [0, 1, 2],
-            r"model has 2 outputs, the targets of 'own' go up to class 2: it needs at least 3",
+            r"model has 2 outputs, but the targets of 'own' go up to class 2: it needs at least 3",
         ),
         ("regression", 2, [0.5, 1.5, 1.0], r"outputs of shape \(2, 2\) and targets of shape \(2,\): .* shape \(2, 1\)"),
         ("binary", 1, [[0, 1], [1, 1]], r"'binary' does not fit the model's outputs of shape \(2, 1\)"),
@@ -306,12 +306,12 @@ class Own(tasks.Task):
 @pytest.mark.parametrize(
     ("flaw", "message"),
     [
-        ("headline", r"its metrics must hold 'auc', they are 'loss'"),
+        ("headline", r"its metrics must hold 'auc', but they are 'loss'"),
         ("better", r"better must be 'higher' or 'lower', but it is 'up'"),
         ("detached", r"its loss has no gradient"),
         ("list", r"one per example, but they have list"),
         ("fails", r"its figures cannot be computed: ZeroDivisionError"),
-        ("no loss", r"its metrics must hold 'loss', they are 'mae'"),
+        ("no loss", r"its metrics must hold 'loss', but they are 'mae'"),
         ("text", r"its figures cannot be computed: ValueError: .*'good'"),
     ],
 )

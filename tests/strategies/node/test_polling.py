@@ -193,7 +193,7 @@ def test_a_rejected_part_called_ledger_does_not_exclude_its_node(federation, mon
     def once(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
         if not rejected:
             rejected.append(values)
-            raise PrivacyError("its part 'ledger.weight' has norm 9, the plan allows 1")
+            raise PrivacyError("its part 'ledger.weight' has norm 9, but the plan allows 1")
         return honest(values, plan)
 
     monkeypatch.setattr(answers, "bounded", once)
