@@ -78,8 +78,8 @@ class OneClient:
             ) from error
         if stated != population:
             raise ConfigError(
-                f"this node is one of {stated} clients ({wire.PARTITIONS}), the run has {population}: start it with "
-                f"{wire.PARTITIONS}={population}{wire.in_a_simulation(population)}"
+                f"this node is one of {stated} clients ({wire.PARTITIONS}), but the run has {population}: start it "
+                f"with {wire.PARTITIONS}={population}{wire.in_a_simulation(population)}"
             )
         return cls(number, population, simulated)
 

@@ -47,7 +47,7 @@ def mistyped(function: Any, *arguments: Any, **options: Any) -> list[str]:
 
 
 def _read(annotation: Any, function: Any) -> Any:
-    """The annotated type; `Any` where there is none, or its name was imported for type checkers alone."""
+    """The annotated type; `Any` where there is none, or its name was imported only for type checkers."""
     if not isinstance(annotation, str):
         return Any if annotation is inspect.Parameter.empty else annotation
     try:

@@ -147,8 +147,8 @@ def client_release(
     if of != contributions.of:
         wanted, made = (f"{one or 'client'}s" for one in (of, contributions.of))
         raise PrivacyError(
-            f"the plan is one for {wanted}, and these contributions are those of {made}: a bound for one is none for "
-            "the other"
+            f"the plan is for {wanted}, but these contributions are those of {made}: a bound on one does not "
+            "bound the other"
         )
     keys = budget.admit(asked)
     if not plan.facts.noised_by.uploads_released:

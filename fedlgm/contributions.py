@@ -81,7 +81,7 @@ def unbounded(updates: Updates) -> Tensor:
         torch.Size([2, 3])
     """
     if isinstance(updates, BoundedUpdates):
-        raise PrivacyError("the plan bounds whole clients, the trainer has bounded its units itself: they do not fit")
+        raise PrivacyError("the plan bounds whole clients, but the trainer has bounded single units")
     return updates
 
 
@@ -101,17 +101,17 @@ def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[s
         >>> bounded(BoundedUpdates(torch.ones(1, 2), bounds=(1.5,)), clip=(1.0,))
         Traceback (most recent call last):
             ...
-        fedlgm.errors.PrivacyError: the trainer kept the bounds (1.5,), the plan allows at most (1.0,)
+        fedlgm.errors.PrivacyError: the trainer kept the bounds (1.5,), but the plan allows at most (1.0,)
     """
     if not isinstance(updates, BoundedUpdates):
         raise PrivacyError("the plan needs a trainer that bounds its updates, but this one returns raw updates")
     if len(updates.bounds) != len(clip) or any(
         not kept <= planned * (1 + 1e-9) for kept, planned in zip(updates.bounds, clip, strict=True)
     ):
-        raise PrivacyError(f"the trainer kept the bounds {updates.bounds}, the plan allows at most {clip}")
+        raise PrivacyError(f"the trainer kept the bounds {updates.bounds}, but the plan allows at most {clip}")
     asked, given = [name for name, _, _ in queries], [answer.query for answer in updates.answers]
     if given != asked:
-        raise PrivacyError(f"the plan asks the queries {asked}, the trainer answered {given}")
+        raise PrivacyError(f"the plan asks for the queries {asked}, but the trainer answered {given}")
     for answer, (name, size, bound) in zip(updates.answers, queries, strict=True):
         if answer.values.shape != (len(updates), size):
             raise PrivacyError(
@@ -119,7 +119,7 @@ def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[s
             )
         if not answer.bound <= bound * (1 + 1e-9):
             raise PrivacyError(
-                f"the trainer kept the bound {answer.bound} for query {name!r}, the plan counts on {bound}"
+                f"the trainer kept the bound {answer.bound} for query {name!r}, but the plan relies on {bound}"
             )
     if not updates.answers:
         return updates.values

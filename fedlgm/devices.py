@@ -90,7 +90,7 @@ def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
         raise ConfigError(f"privacy.noise_backend: unknown {choice!r}; known: {', '.join(get_args(NoiseChoice))}")
     if choice == "cpu" and device.type != "cpu":
         raise ConfigError(
-            f"privacy.noise_backend: 'cpu' draws for training.device = 'cpu' only, which is {str(device)!r}: use 'auto'"
+            f"privacy.noise_backend: 'cpu' needs training.device = 'cpu', not {str(device)!r}: use 'auto'"
         )
     if choice == "triton":
         if not kernels.has_triton():
@@ -101,7 +101,7 @@ def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
         if device.type != "cuda" and not (device.type == "cpu" and kernels.triton_interprets()):
             raise ConfigError(
                 "privacy.noise_backend: 'triton' needs training.device = 'cuda' (for tests: 'cpu' with "
-                f"TRITON_INTERPRET=1 in the environment), which is {str(device)!r}: use 'auto'"
+                f"TRITON_INTERPRET=1 in the environment), not {str(device)!r}: use 'auto'"
             )
     return choice
 

@@ -87,7 +87,7 @@ class Sampling:
         if self.scheme == "min-separation" and b * cohort > self.population * (1 + _ROUNDING):
             raise ConfigError(
                 f"{round(cohort)} clients per round, each {b} rounds after its last at the earliest, need a population "
-                f"of at least {b * round(cohort)}, there are {self.population}: lower the cohort or the separation"
+                f"of at least {b * round(cohort)}, but there are {self.population}: lower the cohort or the separation"
             )
         if self.scheme == "grouped-poisson" and b * self.rate > 1 + _ROUNDING:
             raise ConfigError(
@@ -255,7 +255,7 @@ class RunFacts:
     def _check_noise(self, noise: Correlation) -> None:
         sampling = self.sampling
         if noise.rounds != self.rounds:
-            raise ConfigError(f"the noise is correlated over {noise.rounds} rounds, the run has {self.rounds}")
+            raise ConfigError(f"the noise is correlated over {noise.rounds} rounds, but the run has {self.rounds}")
         noise.check_noise()
         if sampling.amplifies and (noise.bands is None or noise.bands > (sampling.separation or 1)):
             kind = "a buffered strategy" if noise.bands is None else f"{noise.bands} bands"

@@ -24,6 +24,6 @@ def check_neighbours() -> None:
         found = Path(spec.origin) if spec is not None and spec.origin else None
         if found is not None and found.resolve().parents[1] != here:
             raise ImportError(
-                f"{found} stands in the place of fedlgm's package {name!r}, which Python therefore cannot import: "
+                f"{found} hides fedlgm's package {name!r}, which Python therefore cannot import: "
                 "rename it, or start Python in another folder"
             )

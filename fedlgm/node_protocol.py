@@ -98,7 +98,7 @@ class Question:
     """A server's question to one node in one round.
 
     Attributes:
-        run: label of the run, for people; not authenticated.
+        run: label of the run for logs; not authenticated.
         round: number, from 1.
         client: the node's client number.
         plan: JSON text of the `ReleasePlan`.

@@ -162,7 +162,7 @@ class NoisedInShares(NoisedByClients):
             )
         if sampling.scheme != "fixed" and sampling.rate < 1:
             raise ConfigError(
-                "trust 'distributed' asks a public number of nodes in every round: use sampling 'fixed', or rate 1"
+                "trust 'distributed' needs a public number of nodes in every round: use sampling 'fixed', or rate 1"
             )
         if facts.accountant != "rdp":
             raise ConfigError(
@@ -176,10 +176,12 @@ class NoisedInShares(NoisedByClients):
         from fedlgm.integer import IntegerGrid
 
         if not plan.protected:
-            raise ConfigError("trust 'distributed' hides nothing but what noise protects: this plan is not private")
+            raise ConfigError(
+                "trust 'distributed' needs a private plan: encryption hides single updates, not their sum"
+            )
         if plan.family != "gaussian":
             raise ConfigError(
-                f"trust 'distributed' adds integer noise of a Gaussian's cost: the plan asks for {plan.family} noise"
+                f"trust 'distributed' adds integer noise at a Gaussian's cost, but the plan has {plan.family} noise"
             )
         if plan.bounded_by != "aggregator":
             raise ConfigError("trust 'distributed' rounds bounded clients: this plan's trainer bounds other units")
@@ -201,7 +203,7 @@ class NoisedInShares(NoisedByClients):
         return ""
 
     def check_costs(self, name: str, costs: np.ndarray) -> None:
-        """Require one multiplier for all rounds, because the facts alone state the second epsilon."""
+        """Require one multiplier for all rounds, because only the facts state the second epsilon."""
         if not np.allclose(costs, 1.0, rtol=1e-9, atol=0.0):
             raise ConfigError(
                 f"{name}: trust 'distributed' states the epsilon of readers for the same noise multiplier in every "

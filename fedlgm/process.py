@@ -160,11 +160,13 @@ class OneMechanism(Process):
     def check(self, plan: ReleasePlan) -> None:
         """Require Gaussian noise of at least the calibrated level."""
         if plan.family != "gaussian":
-            raise PrivacyError(f"noise of a whole run is accounted for as Gaussian: the plan has {plan.family} noise")
+            raise PrivacyError(
+                f"noise of a whole run is accounted for as Gaussian, but the plan has {plan.family} noise"
+            )
         if plan.effective_multiplier < self.facts.least_multiplier:
             raise PrivacyError(
-                "a run is one mechanism only if no round has less noise than it is made for: this plan has a "
-                f"multiplier of {plan.effective_multiplier:g}, the run {self.facts.noise_multiplier:g}"
+                "a run is one mechanism only if no round has less noise than was planned for the run: this plan has "
+                f"a multiplier of {plan.effective_multiplier:g}, and the run {self.facts.noise_multiplier:g}"
             )
 
     def charged(self, plan: ReleasePlan, before: Callable[[], int]) -> bool:

@@ -305,7 +305,7 @@ def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
     if query.name in _KINDS and named(query.name, sizes) != query:
         raise PrivacyError(
             f"query {query.name!r} is not the one that clients answer under this name, whose bound may differ: give it "
-            "a separate name, register its class, and make it from the layers' sizes alone"
+            "a separate name, register its class, and make it only from the layers' sizes"
         )
 
 

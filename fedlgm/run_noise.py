@@ -275,7 +275,7 @@ def check_cpu(tensor: Tensor) -> None:
     """Refuse to draw on the CPU for a tensor elsewhere (ConfigError)."""
     if tensor.device.type != "cpu":
         raise ConfigError(
-            f"noise backend 'cpu' draws for tensors on the CPU only, these are on {tensor.device}: use 'torch' or "
+            f"noise backend 'cpu' draws only for tensors on the CPU, but these are on {tensor.device}: use 'torch' or "
             "'triton'"
         )
 

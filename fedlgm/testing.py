@@ -120,7 +120,7 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
     spent = composed_epsilon(charged, facts.budget()[1]) if charged else 0.0
     if spent > facts.budget()[0] * (1 + 1e-6) and (costs <= 1).all():
         raise PrivacyError(
-            f"{mechanism.name}: {facts.releases} rounds cost epsilon {spent:.4g}, the budget is {facts.epsilon:g}"
+            f"{mechanism.name}: {facts.releases} rounds cost epsilon {spent:.4g}, but the budget is {facts.epsilon:g}"
         )
 
 
@@ -146,8 +146,8 @@ def _pure_plan(method: Method, transcript: Transcript, fresh: Mechanism) -> Rele
         raise PrivacyError(f"{mechanism.name}: plan() gives another plan for the same arguments: it must be pure")
     if plan.to_json() != resumed.to_json():
         raise PrivacyError(
-            f"{mechanism.name}: plan() gives another plan after earlier rounds than a new object does, as a resumed "
-            "run has it: it must depend on its arguments alone, and keep nothing"
+            f"{mechanism.name}: plan() gives another plan after earlier rounds than that of a new object, which a "
+            "resumed run has: it must depend only on its arguments, and keep no state"
         )
     if any(not torch.equal(one, now) for one, now in zip(past, _tensors(transcript), strict=True)):
         raise PrivacyError(
@@ -175,7 +175,7 @@ def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
     examples = isinstance(mechanism, BoundsExamples)
     if (plan.bounded_by == "trainer") != examples:
         who = "its trainer to" if plan.bounded_by == "trainer" else "the sum to"
-        raise PrivacyError(f"{mechanism.name}: its plan counts on {who} bound, its class does not (BoundsExamples)")
+        raise PrivacyError(f"{mechanism.name}: its plan relies on {who} bound, but its class does not (BoundsExamples)")
     if plan.size == 0:
         return
     order = 2 if plan.family == "gaussian" else 1
@@ -236,7 +236,7 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
         raise ConfigError(f"{label}: losses change the outputs or targets that they are given: leave them as they are")
     if losses.shape != (count,):
         raise ConfigError(
-            f"{label}: losses must have shape ({count},), one per example, they have {tuple(losses.shape)}"
+            f"{label}: losses must have shape ({count},), one per example, but they have {tuple(losses.shape)}"
             + ("" if losses.ndim else SUMMED)
         )
     require_separate_losses(found, outputs, targets)

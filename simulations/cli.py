@@ -101,7 +101,7 @@ def pretrain(
     text: Annotated[
         list[Path] | None, typer.Option(help="Public UTF-8 text; repeatable. Default: docstrings of Python packages.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Adam steps.")] = 1500,
+    steps: Annotated[int, typer.Option(min=1, help="Number of Adam steps.")] = 1500,
     out: Annotated[Path | None, typer.Option(help="File to write; default: the recipe's model.weights.")] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -199,7 +199,7 @@ def compare(
         Path | None,
         typer.Option(metavar="FILE", help="With gan: add Inception distances, with torch-fidelity's weights in FILE."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that take one run each.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, each in its own process.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -226,7 +226,8 @@ def plan(
     recipe: RecipeArgument = None,
     overrides: SetOption = None,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Show noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients instead.")
+        bool,
+        typer.Option("--sweep", help="Instead of one plan: noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients."),
     ] = False,
     public: Annotated[
         str | None,

@@ -121,7 +121,7 @@ def resume(
 def _tracked(recipe: Recipe, trackers: Sequence[str | Tracker] | None, engine: Engine) -> tuple[Recipe, list[Tracker]]:
     """The recipe with the trackers given by name, and those given as objects; refuses unsuitable objects."""
     if isinstance(trackers, str):
-        raise ConfigError(f"trackers are a list of names and objects, got the text {trackers!r}")
+        raise ConfigError(f"trackers must be a list of names and objects, got the text {trackers!r}")
     given = list(trackers or ())
     objects = [tracker for tracker in given if not isinstance(tracker, str)]
     if trackers is not None:

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of private tables, as one release that runs on the tables count as their own."""
+"""Mean and standard deviation of private tables, as one release whose cost runs on the tables include."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class AnyNode:
             for node, answer in answers.items():
                 if answer.get(wire.PARTITION) != wire.ANY_CLIENT:
                     raise RunError(
-                        f"node {node} serves client {answer.get(wire.PARTITION)!r} alone, this run is a simulation "
+                        f"node {node} serves client {answer.get(wire.PARTITION)!r} alone, but this run is a simulation "
                         "whose nodes serve any client: use a strategy with OneNodePerClient (nodes = 'clients')"
                     )
             self._nodes = sorted(answers)
@@ -175,13 +175,13 @@ class OneNodePerClient:
         client, stated = answer.get(wire.PARTITION), answer.get(wire.PARTITIONS)
         if client == wire.ANY_CLIENT:
             raise RunError(
-                f"node {node} serves any client, this run has one node per client: a simulation's worker must not "
+                f"node {node} serves any client, but this run has one node per client: a simulation's worker must not "
                 "answer here; start the node for one client (nodes = 'clients')"
             )
         if stated != population or not isinstance(client, int) or not 0 <= client < population:
             raise RunError(
-                f"node {node} says that it is client {client!r} of {stated!r}, the run has {population} clients: set "
-                f"its {wire.PARTITION} and {wire.PARTITIONS}={population}{wire.in_a_simulation(population)}"
+                f"node {node} says that it is client {client!r} of {stated!r}, but the run has {population} clients: "
+                f"set its {wire.PARTITION} and {wire.PARTITIONS}={population}{wire.in_a_simulation(population)}"
             )
         return client
 

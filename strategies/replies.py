@@ -193,7 +193,7 @@ def bounded(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
     for part, limit in zip(plan.parts, _limits(plan), strict=True):
         norm = _norm(values[start : start + part.size], order)
         if not norm <= limit * _ROUNDING:
-            raise PrivacyError(f"its part {part.name!r} has norm {norm:.4g}, the plan allows {limit:.4g}")
+            raise PrivacyError(f"its part {part.name!r} has norm {norm:.4g}, but the plan allows {limit:.4g}")
         start += part.size
     return values
 

@@ -51,7 +51,9 @@ def read(section: Data, folder: Path) -> ClientData:
     if len(x) != len(y):
         raise DataError(f"data: {len(x)} inputs, but {len(y)} labels")
     if x.size != len(x) * int(np.prod(section.shape)):
-        raise DataError(f"data.shape: inputs are of shape {list(x.shape[1:])}, the policy says {list(section.shape)}")
+        raise DataError(
+            f"data.shape: inputs are of shape {list(x.shape[1:])}, but the policy says {list(section.shape)}"
+        )
     if x.dtype == np.uint8:
         x = x.astype(np.float32) / np.float32(127.5) - np.float32(1)
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":

@@ -104,7 +104,7 @@ class NodeLedger:
         """
         for file in (path, witness):
             if file.exists():
-                raise LedgerError(f"{file} exists already: a ledger is made once, for the life of its data set")
+                raise LedgerError(f"{file} already exists: a ledger is made once, for the life of its data set")
         identity = TEST * test + secrets.token_hex(16) + _named(dataset)
         meta = {"ledger": identity, "dataset": dataset}
         with sqlite3.connect(path, isolation_level=None) as db:
@@ -308,13 +308,13 @@ class NodeLedger:
         meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
         self.identity, self.dataset = meta["ledger"], meta["dataset"]
         if seen.ledger != self.identity:
-            raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: it was exchanged")
+            raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: it was replaced")
         if not self.identity.endswith(_named(self.dataset)):
             raise LedgerError(f"the ledger {self.path} was edited: it was made for another data set")
         if dataset is not None and dataset != self.dataset:
             raise LedgerError(
-                f"the ledger belongs to the data set {self.dataset!r}, the policy's data.name is {dataset!r}: another "
-                "data set needs its own node folder"
+                f"the ledger belongs to the data set {self.dataset!r}, but the policy's data.name is {dataset!r}: "
+                "another data set needs its own node folder"
             )
         self.seq, self.head = 0, self.identity
         passed = seen.seq == 0 and seen.head == self.head
@@ -325,15 +325,15 @@ class NodeLedger:
             passed |= (self.seq, self.head) == (seen.seq, seen.head)
         if self.seq < seen.seq:
             raise LedgerError(
-                f"the ledger {self.path} was rolled back: it has {self.seq} releases, its witness saw {seen.seq}"
+                f"the ledger {self.path} was rolled back: it has {self.seq} releases, but its witness saw {seen.seq}"
             )
         if not passed:
-            raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: rows were exchanged")
+            raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: rows were replaced")
         self._agreed = int(self._db.execute("SELECT COUNT(*) FROM agreed").fetchone()[0])
         if self._agreed < seen.agreed:
             raise LedgerError(
-                f"the ledger {self.path} was rolled back: it has {self._agreed} agreements in secure sums, its witness "
-                f"saw {seen.agreed}"
+                f"the ledger {self.path} was rolled back: it has {self._agreed} agreements in secure sums, but its "
+                f"witness saw {seen.agreed}"
             )
         if (self.seq, self._agreed) > (seen.seq, seen.agreed) and not self._readonly:
             self._witness()  # the service ended between a row and its witness

@@ -118,7 +118,7 @@ class Listener:
                 if header.get("protocol") != protocol.PROTOCOL:
                     raise Refusal(
                         "protocol",
-                        f"this service speaks protocol {protocol.PROTOCOL}, the question protocol "
+                        f"this service speaks protocol {protocol.PROTOCOL}, and the question protocol "
                         f"{header.get('protocol')!r:.20}: server and nodes need compatible versions of fedlgm",
                     )
                 ask = Ask.model_validate(header)

@@ -46,7 +46,7 @@ class Refusal(Exception):
 
     Attributes:
         code: one of a fixed set, for programs.
-        why: one sentence for people, independent of the node's data. It is written to the node's log, and parts may
+        why: one readable sentence, independent of the node's data. It is written to the node's log, and parts may
             come from a stranger (see `printable`).
         about: client of another node that caused the refusal; None if there is none.
     """
@@ -199,7 +199,7 @@ class Allow(_Section):
         for option, value in options.items():
             allowed = listed.get(option, [])
             if value not in allowed and not _is_default(mechanism, option, value):
-                known = ", ".join(map(repr, allowed)) if allowed else "its default alone"
+                known = ", ".join(map(repr, allowed)) if allowed else "only its default"
                 raise Refusal("work", f"mechanism: {option[:80]} = {value!r:.200}; allowed: {known}"[:400])
 
 
@@ -292,7 +292,7 @@ class Distributed(_Section):
         if self.min_cohort <= self.max_colluders + 1:
             raise ValueError(
                 f"min_cohort = {self.min_cohort} must exceed max_colluders + 1 = {self.max_colluders + 1}: a node's "
-                "vector would be hidden among those of colluders alone"
+                "vector would be hidden only among those of colluders"
             )
         return self
 
@@ -367,8 +367,8 @@ class Policy(_Section):
         if noise is not None and (noise.bands is None or noise.bands > apart):
             raise Refusal(
                 "privacy",
-                "noise correlated over more rounds than lie between two of this node's participations: it charges each "
-                "of them separately",
+                "noise correlated over more rounds than lie between two participations of this node, which charges "
+                "each of them separately",
             )
         clip = plan.clip[plan.released]
         sigma = np.array([part.sigma for part in plan.parts])

@@ -311,7 +311,7 @@ class Service:
         return self._signed(ask, {"client": ask.client, "releases": left})
 
     def _signed(self, ask: Ask, facts: dict[str, Any]) -> Answer:
-        """An answer of facts alone, signed for this question."""
+        """An answer that holds only facts, signed for this question."""
         header = {"ok": True, "protocol": protocol.PROTOCOL, **facts}
         signature = protocol.sign(self._signer, ask.ask, ask.nonce, protocol.canonical(header))
         return Answer(header | {"signature": signature})

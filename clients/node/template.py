@@ -68,7 +68,7 @@ epsilon = {epsilon} # the most that all releases together may cost, over all run
 delta = {delta}
 unit = {unit} # "client": epsilon is for all of this node's data together. "example": for one example each
 # "local": this node adds the noise. "central": the server does, and sees the bounded update. "distributed": the nodes
-# add it together, and the server sees the sum alone; it needs a section [distributed] with min_cohort, max_colluders
+# add it together, and the server sees only the sum; it needs a section [distributed] with min_cohort, max_colluders
 # and peers
 trust = {trust}
 min_noise_multiplier = 0.0 # noise over bound of any one release, at least
@@ -81,7 +81,7 @@ models = {models}
 # Options of these mechanisms are the server's to choose; what a release costs follows from its bounds and noise. To
 # allow some values only, at the end of this file: [allow.options.dp-sgd] and style = ["flat"]. A mechanism of your own
 # ("package.module:Class") takes the options that are listed so, and no others.
-# weights = {{"<SHA-256>" = "/path/base.safetensors"}} # public weights: a model may begin with these alone
+# weights = {{"<SHA-256>" = "/path/base.safetensors"}} # public weights: a model may begin only with these
 tasks = ["classification"] # also "regression", "binary", "multi-label"
 largest_model = 20_000_000 # parameters
 most_epochs = 20 # of local training in one round
@@ -116,6 +116,6 @@ DISTRIBUTED = """
 min_cohort = {min_cohort} # nodes, at least, among which this node's vector is hidden
 max_colluders = {max_colluders} # nodes that may be on the server's side: the others' noise has to suffice
 # Public keys of all clients' services, in the order of their numbers ("": none), as their operators have sent them to
-# you. This list alone says who the peers are: a server that could choose it would be all of them.
+# you. Only this list says who the peers are: a server that could choose it could be all of them.
 peers = {peers}
 """

@@ -192,6 +192,6 @@ class _NodeUpdates(ClientUpdates):
         try:
             made = list(super().updates(asked, order))
         except Exception:
-            _log.exception("training on this node's data failed: the release holds noise alone")
+            _log.exception("training on this node's data failed: the release holds only noise")
             made = [(asked.clients, None)]
         yield from made

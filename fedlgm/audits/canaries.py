@@ -318,7 +318,7 @@ def check_auditable(plan: ReleasePlan) -> None:
     if plan.size == 0:
         raise ConfigError("the plan releases nothing: there is no release to audit")
     if plan.family != "gaussian":
-        raise ConfigError(f"canary-aligned sums need Gaussian noise, the plan has {plan.family}: use {_INSTEAD}")
+        raise ConfigError(f"canary-aligned sums need Gaussian noise, but the plan has {plan.family}: use {_INSTEAD}")
     if plan.effective_multiplier == 0:
         raise ConfigError(f"the plan adds no noise to a released layer: use {_INSTEAD}")
     if plan.facts.noised_by.uploads_released:

@@ -110,7 +110,7 @@ class Subject:
             ConfigError: a name, variant or option is unknown, or a value is outside its range.
         """
         if variant == "published" and "clip" in mechanisms.options(name):
-            options.setdefault("clip", "med")  # what is published and not private there is MedClip alone
+            options.setdefault("clip", "med")  # what is published and not private there is only MedClip
         mechanism = mechanisms.get(name, variant=variant, **options)
         local = isinstance(mechanism, UsesPrivateUpdates)
         table = mechanism.table(layers or LayerTable.from_sizes(LAYERS))

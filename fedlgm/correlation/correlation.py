@@ -97,7 +97,7 @@ class Correlation:
         if decays.shape != scales.shape or not ((decays > 0) & (decays < 1)).all() or not (scales > 0).all():
             raise ConfigError("buffers need decays in (0, 1) and as many positive scales")
         if decays.size and not np.array_equal(c, blt.coefficients(decays, scales, self.rounds)):
-            raise ConfigError("these coefficients are not those of the buffers that the noise is made by")
+            raise ConfigError("these coefficients are not those of the buffers that make the noise")
         c.setflags(write=False)
         object.__setattr__(self, "rounds", int(self.rounds))
         object.__setattr__(self, "coefficients", c)
@@ -347,7 +347,9 @@ def _check_rounds(rounds: int) -> None:
 
 def _participations(rounds: int, separation: int, limit: int | None) -> int:
     if not (isinstance(separation, int | np.integer) and separation >= 1):
-        raise ConfigError(f"the fewest rounds between participations must be a whole number >= 1, got {separation}")
+        raise ConfigError(
+            f"the minimum number of rounds between participations must be a whole number >= 1, got {separation}"
+        )
     if limit is not None:
         check_count("max_participations", limit)
     return sensitivities.participations(rounds, int(separation), limit)

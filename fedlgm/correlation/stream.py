@@ -70,7 +70,7 @@ class CorrelatedStream:
         if z.shape != (self.size,) or z.dtype not in (torch.float64, torch.float32):
             raise ConfigError(f"z must be a float64 or float32 vector [{self.size}], got {z.dtype} {list(z.shape)}")
         if z.device != self._kept.device:
-            raise ConfigError(f"z is on {z.device}, the noise of earlier rounds on {self._kept.device}")
+            raise ConfigError(f"z is on {z.device}, but the noise of earlier rounds is on {self._kept.device}")
         if self.round >= self.correlation.rounds:
             raise PrivacyError(
                 f"noise was planned for {self.correlation.rounds} rounds and sensitivities cover no more"

@@ -282,7 +282,7 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
         raise DataError(f"{what} are complex: give their real and imaginary parts as two channels")
     kind = np.int64 if np.issubdtype(array.dtype, np.integer) else np.float32
     if array.dtype == np.uint64 and (array > np.iinfo(np.int64).max).any():
-        raise DataError(f"{what} go up to {array.max()}, which is more than 64-bit integers with a sign can hold")
+        raise DataError(f"{what} go up to {array.max()}, more than signed 64-bit integers can hold")
     with np.errstate(over="ignore"):
         held = np.ascontiguousarray(array, dtype=kind)
     if kind == np.float32 and not (finite := np.isfinite(held)).all():

@@ -67,7 +67,7 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
         lists: Any = given if isinstance(given, Mapping | str) else list(given)
     own = Partition.from_clients(lists, len(data.train_y))
     if len(own) != clients:
-        raise ConfigError(f"partition scheme {label} gives {len(own)} clients, federation.clients is {clients}")
+        raise ConfigError(f"partition scheme {label} gives {len(own)} clients, but federation.clients is {clients}")
     return own
 
 
@@ -87,9 +87,9 @@ def _labels(data: DataSet, scheme: str) -> np.ndarray:
         return y
     if needs_labels(scheme):
         raise ConfigError(
-            f"partition scheme {scheme!r} divides by integer labels [n], the targets of {data.name!r} are {y.dtype} "
-            f"{y.shape}: use 'iid', 'natural' (with users or clients of the set's own), or a scheme of your own; "
-            "one column of classes is y.ravel(), one-hot rows are y.argmax(1)"
+            f"partition scheme {scheme!r} divides by integer labels [n], but the targets of {data.name!r} are "
+            f"{y.dtype} {y.shape}: use 'iid', 'natural' (with users or clients of the set's own), or a scheme of your "
+            "own; one column of classes is y.ravel(), one-hot rows are y.argmax(1)"
         )
     return np.zeros(len(y), dtype=np.int64)
 
@@ -101,7 +101,7 @@ def _natural(data: DataSet, clients: int, seed: int, values: dict[str, Any]) -> 
             raise ConfigError(f"partition scheme 'natural': unknown option {next(iter(values))!r}; its options: none")
         if len(data.clients) != clients:
             raise ConfigError(
-                f"{data.name!r} has {len(data.clients)} clients of its own, federation.clients is {clients}"
+                f"{data.name!r} has {len(data.clients)} clients of its own, but federation.clients is {clients}"
             )
         return data.clients
     if users is None:

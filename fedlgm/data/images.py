@@ -62,7 +62,7 @@ def load_folder(
             message names it); or the number of images or classes is not the stated one.
     """
     if folder is None or not Path(folder).is_dir():
-        problem = "it is not set" if folder is None else f"{str(folder)!r} is none"
+        problem = "it is not set" if folder is None else f"{str(folder)!r} is not a folder"
         raise DataError(
             f"data {NAME!r} needs data.dir, a folder of images: {problem}; a plan also does with data.train_images and "
             "data.image_classes, the numbers of its training images and classes"
@@ -78,7 +78,7 @@ def load_folder(
         if stated not in (None, there):
             what = option.replace("train_", "training ").replace("image_", "")
             raise DataError(
-                f"data.{option} = {stated}, but {folder} has {there} {what}: plans went by the stated number. Give the "
+                f"data.{option} = {stated}, but {folder} has {there} {what}: plans used the stated number. Give the "
                 f"whole folder, or set data.{option} to {there} (to none: any number)"
             )
     order = np.argsort(tests, kind="stable")  # training images first

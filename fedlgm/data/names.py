@@ -31,7 +31,9 @@ def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[
     if labels is None and not texts:
         return (*parts.values(), None)
     if labels is None and len(texts) < len(parts):
-        raise DataError(f"{next(iter(texts))} targets are names, those of the other part are not: both must be alike")
+        raise DataError(
+            f"{next(iter(texts))} targets are names, but those of the other part are not: both parts must be alike"
+        )
     for part, y in texts.items():
         if (lost := missing(y)).any():
             raise DataError(f"{part} targets: {counted(lost, 'target')}: leave these rows out")

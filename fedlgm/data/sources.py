@@ -1,4 +1,4 @@
-"""Sets in files: the folders that may hold them, their download, and the `DataSet` made of them."""
+"""Sets in files: the folders that may hold them, their download, and the `DataSet` built from them."""
 
 from __future__ import annotations
 

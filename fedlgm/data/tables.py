@@ -129,7 +129,7 @@ def _columns(table: Any, part: str) -> _Columns:
     if not is_table(table):
         hint = "; pandas.concat joins several tables" if isinstance(table, list | tuple | dict) else ""
         kind = type(table).__name__
-        raise DataError(f"data: 'train' and 'test' must both be tables, {part!r} is of type {kind}{hint}")
+        raise DataError(f"data: 'train' and 'test' must both be tables, but {part!r} is of type {kind}{hint}")
     if hasattr(table, "with_format"):
         return dict(table.with_format(None)[:])
     names = [str(name) for name in table.columns]
@@ -223,7 +223,7 @@ def _width(parts: Mapping[str, _Columns], length: int | None) -> int:
             stacklevel=2,
         )
     if length is not None and most > length:
-        raise DataError(f"data: rows of up to {most} tokens, and length is {length}: cut them to it, or raise it")
+        raise DataError(f"data: rows have up to {most} tokens, but length is {length}: cut the rows, or raise length")
     return most if length is None else length
 
 
@@ -268,7 +268,7 @@ def _features(
     wide = next((name for name, values in found.items() if values.ndim > 1), None)
     if wide is not None:
         raise DataError(
-            f"data.inputs: column {wide!r} holds an array per row: name it alone, as data.inputs = [{wide!r}]"
+            f"data.inputs: column {wide!r} holds an array per row: name only it, as data.inputs = [{wide!r}]"
         )
     return np.stack(list(found.values()), axis=1)
 

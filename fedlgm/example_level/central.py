@@ -105,7 +105,7 @@ def train(
             "sampling and trust = 'central', and without local steps"
         )
     if facts.sampling.population != len(y):
-        raise ConfigError(f"the facts count {facts.sampling.population} examples, the data have {len(y)}")
+        raise ConfigError(f"the facts count {facts.sampling.population} examples, but the data have {len(y)}")
     batches = batch_keys(keys, digest_of(x, y))
     transcript = Transcript.start(trainer.weights.clone())
     for step in range(1, facts.rounds + 1):

@@ -109,7 +109,7 @@ class Mechanism:
         """
         what = "noise correlated over rounds" if facts.noise is not None else f"{facts.sampling.scheme} sampling"
         if self.variant == "published":
-            raise ConfigError(f"{self.name}: the published variant is not private, and {what} makes it no more so")
+            raise ConfigError(f"{self.name}: the published variant is not private, and {what} does not make it private")
         if not np.allclose(self.costs(layers, facts.rounds), 1.0, rtol=1e-9, atol=0.0):
             raise ConfigError(
                 f"{self.name}: {what} is accounted for as one mechanism with the same noise multiplier in every round; "

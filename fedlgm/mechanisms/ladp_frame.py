@@ -74,7 +74,7 @@ def bound_by_training(training: LocalTraining) -> float:
         ConfigError: the steps of the training are not bounded by eta G_c.
     """
     if training.gradient_clip is None:
-        raise ConfigError("training.gradient_clip (the paper's G_c) is needed: the paper's sensitivity is made of it")
+        raise ConfigError("training.gradient_clip (the paper's G_c) is needed: the paper's sensitivity depends on it")
     if training.optimizer != "sgd" or training.momentum:
         raise ConfigError("the paper's sensitivity holds for training.optimizer = 'sgd' without momentum only")
     return training.lr * training.epochs * training.gradient_clip

@@ -177,22 +177,23 @@ class Method:
             return
         if last is not None and last.protected and last.family != plan.family:
             raise PrivacyError(
-                f"{self.mechanism.name}: round {done + 1} has {plan.family} noise, the round before had {last.family} "
-                "noise: fix the kind of noise before the run, because costs that depend on past releases do not compose"
+                f"{self.mechanism.name}: round {done + 1} has {plan.family} noise, but the round before had "
+                f"{last.family} noise: fix the kind of noise before the run, because costs that depend on past "
+                "releases do not compose"
             )
         own = plan.effective_multiplier if plan.size else self.facts.noise_multiplier  # as the plan's event has it
         cost = (self.facts.noise_multiplier / own) ** 2
         fixed = self._costs[done]
         if not abs(cost - fixed) <= 1e-6 * fixed:
             raise PrivacyError(
-                f"{self.mechanism.name}: round {done + 1} costs {cost:.6g} releases at the run's multiplier, its "
-                f"costs() say {fixed:.6g}: override costs where that is fixed before the run; past releases may change "
-                "how noise is spread, not how much of it there is"
+                f"{self.mechanism.name}: round {done + 1} costs {cost:.6g} releases at the run's multiplier, but "
+                f"its costs() say {fixed:.6g}: override costs where that is fixed before the run; past releases may "
+                "change how noise is spread, not how much of it there is"
             )
 
     def _refuse_protected(self, plan: ReleasePlan) -> None:
         if plan.protected:
             raise PrivacyError(
-                f"{self.mechanism.name}: its plans are made of private data (UsesPrivateNorms, UsesPrivateUpdates), "
-                "which their noise cannot make private: they must be of the type UnprotectedPlan"
+                f"{self.mechanism.name}: its plans depend on private data (UsesPrivateNorms, UsesPrivateUpdates), so "
+                "noise does not make them private: they must be of the type UnprotectedPlan"
             )

@@ -51,7 +51,7 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
             trainer does; or as in `require_stateless`.
     """
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model {label} must be an nn.Module, it is of type {type(module).__name__}")
+        raise ConfigError(f"model {label} must be an nn.Module, but it is of type {type(module).__name__}")
     if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
         raise ConfigError(
             f"model {label} is compiled ({type(module).__name__}): pass the nn.Module from which it was made; "
@@ -67,10 +67,10 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
                 "given its sizes instead of the lazy one, or call the model on an example first"
             )
         if parameter.numel() == 0:
-            raise ConfigError(f"model {label}: parameter {name!r} is empty, there is nothing to release: freeze it")
+            raise ConfigError(f"model {label}: parameter {name!r} is empty, so there is nothing to release: freeze it")
         if parameter.dtype != torch.float32:
             raise ConfigError(
-                f"model {label}: parameter {name!r} is {parameter.dtype}, trained parameters are float32: "
+                f"model {label}: parameter {name!r} is {parameter.dtype}, but trained parameters must be float32: "
                 "model.float() converts them"
             )
         if not (parameter.is_meta or torch.isfinite(parameter).all()):

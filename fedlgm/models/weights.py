@@ -57,7 +57,7 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
         place = places.get(name)
         if place is None:
             known = [key for key in places if not factor_of(key)]
-            raise ConfigError(f"weights: {file} holds {name!r}, which the model has not; {alternatives(name, known)}")
+            raise ConfigError(f"weights: {file} holds {name!r}, which the model lacks; {alternatives(name, known)}")
         if place.shape != tensor.shape:
             raise ConfigError(
                 f"weights: {name!r} has shape {tuple(tensor.shape)} in {file} and {tuple(place.shape)} in the model"

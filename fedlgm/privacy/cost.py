@@ -99,7 +99,7 @@ class Cost:
 
 _MOVED: dict[Relation, str] = {
     "add-remove": "one {} more or less",
-    "replace-one": "another {} in the place of one",
+    "replace-one": "one {} replaced by another",
     "zero-out": "one {} whose contributions become zero",
 }
 

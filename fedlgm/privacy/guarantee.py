@@ -120,7 +120,7 @@ class Guarantee:
         """
         if self.unit != unit:
             raise PrivacyError(
-                f"the guarantee speaks of one {self.unit}, but one {unit} is protected: state "
+                f"the guarantee is for one {self.unit}, but one {unit} is protected: state "
                 f"Guarantee(..., unit={unit!r})"
             )
 

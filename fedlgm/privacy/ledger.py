@@ -168,8 +168,9 @@ class Ledger:
         if other is not None:
             own, theirs = (f"protects ({text})" if text else "states no protection" for text in (protects, other[0]))
             raise LedgerError(
-                f"the ledger {self.path} holds a release that {theirs}, this one {own}: epsilons add up only if both "
-                "protect the same unit under the same relation; state it for both (protects), or use another ledger"
+                f"the ledger {self.path} holds a release that {theirs}, but this one {own}: epsilons add up only if "
+                "both protect the same unit under the same relation; state it for both (protects), or "
+                "use another ledger"
             )
 
     def owner(self) -> str:
@@ -218,8 +219,8 @@ class Ledger:
         for count, kept in anchors:
             if count >= len(heads):
                 raise LedgerError(
-                    f"{name} shows {len(rows)} releases, there were {count} when a checkpoint or result was written: "
-                    "rows were deleted, or it is an older copy; restore a newer one or start a new run"
+                    f"{name} shows {len(rows)} releases, but there were {count} when a checkpoint or result was "
+                    "written: rows were deleted, or it is an older copy; restore a newer one or start a new run"
                 )
             if heads[count] != kept:
                 raise LedgerError(f"{name} was changed: its first {count} rows are not those that were charged")

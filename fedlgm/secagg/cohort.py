@@ -171,7 +171,7 @@ class Cohort:
         members = sorted(adverts, key=lambda advert: advert.client)
         self.adverts = {advert.client: advert for advert in members}
         if len(self.adverts) < len(members):
-            raise RunError("a node occurs twice in the cohort")
+            raise RunError("a node appears twice in the cohort")
         for client, advert in self.adverts.items():
             if client not in services:
                 raise RunError(f"client {client} is not among the enrolled peers")
@@ -180,7 +180,7 @@ class Cohort:
         keys = [key for advert in members for key in advert.keys]
         own = [services[client] for client in self.adverts]
         if len(set(keys)) < len(keys) or len(set(own)) < len(own):
-            raise RunError("a public key occurs twice in the cohort")
+            raise RunError("a public key appears twice in the cohort")
         columns = [(services[one.client], one.client, one.sealing, one.masking) for one in members]
         self.digest = digest("fedlgm secagg cohort", terms.digest, canonical(columns))
 

@@ -123,7 +123,7 @@ class Task(ABC):
                 module.train(training)
             if not isinstance(outputs, Tensor):
                 raise ConfigError(
-                    f"the model must give one tensor, it gives {type(outputs).__name__}: wrap it in a module that "
+                    f"the model must give one tensor, but it gives {type(outputs).__name__}: wrap it in a module that "
                     "returns the one which the loss is computed on"
                 )
             self.check_outputs(outputs, y.to(device), data)
@@ -141,14 +141,14 @@ class Task(ABC):
         if shape != (len(targets),):
             raise ConfigError(
                 f"{self._no_fit(outputs, targets)}: its losses must have shape ({len(targets)},), one per example, "
-                f"they have {shape}{SUMMED if shape == () else ''}"
+                f"but they have {shape}{SUMMED if shape == () else ''}"
             )
 
     def _check_figures(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse a loss without a gradient, and metrics that a report cannot show."""
         label = f"task {self.name!r}"
         if self.better not in ("higher", "lower"):
-            raise ConfigError(f"{label}: better must be 'higher' or 'lower', it is {self.better!r}")
+            raise ConfigError(f"{label}: better must be 'higher' or 'lower', but it is {self.better!r}")
         with users_code(f"{label}: its figures cannot be computed", self):
             learnt = self.loss(outputs.clone().requires_grad_(), targets).requires_grad
             found = measured(self, [(outputs, targets)])
@@ -160,7 +160,9 @@ class Task(ABC):
         known = [*found, *self.set_metrics()]
         for name in ("loss", self.headline):
             if name not in known:
-                raise ConfigError(f"{label}: its metrics must hold {name!r}, they are {', '.join(map(repr, known))}")
+                raise ConfigError(
+                    f"{label}: its metrics must hold {name!r}, but they are {', '.join(map(repr, known))}"
+                )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Sums over a batch, by name, from which `metrics` are computed; "loss" must be among them."""

@@ -40,7 +40,7 @@ class Binary(RealTargets):
         if not np.isin(real, (0, 1)).all():
             wrong = real[~np.isin(real, (0, 1))].flat[0]
             raise DataError(
-                f"task {self.name!r} needs targets 0 and 1, the {part} targets hold {wrong:g}: for one class of "
+                f"task {self.name!r} needs targets 0 and 1, but the {part} targets hold {wrong:g}: for one class of "
                 "several use the task 'classification'"
             )
         return real

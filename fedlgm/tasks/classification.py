@@ -92,12 +92,13 @@ def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
     """Targets as int64; see `Task.targets`."""
     if not (np.issubdtype(y.dtype, np.integer) or y.dtype == np.bool_):
         raise DataError(
-            f"task {task!r} needs integer targets (the number of a {what}), the {part} targets are {y.dtype}: for "
-            "real-valued targets use the task 'regression', for classes in floats or truth values give y.astype(int)"
+            f"task {task!r} needs integer targets (the number of a {what}), but the {part} targets are {y.dtype}: "
+            "for real-valued targets use the task 'regression', for classes in floats or truth values give "
+            "y.astype(int)"
         )
     if y.size and y.min() < 0:
         raise DataError(
-            f"task {task!r} needs targets of at least 0, the {part} targets begin at {y.min()}: "
+            f"task {task!r} needs targets of at least 0, but the {part} targets begin at {y.min()}: "
             "np.unique(y, return_inverse=True)[1] numbers the classes"
         )
     return y.astype(np.int64, copy=False)
@@ -108,8 +109,8 @@ def require_classes(task: str, outputs: int, data: DataSet, what: str) -> None:
     largest = max((int(y.max()) for y in (data.train_y, data.test_y) if y.size), default=0)
     if largest >= outputs:
         raise ConfigError(
-            f"task {task!r}: the model has {outputs} outputs, the targets of {data.name!r} go up to {what} {largest}: "
-            f"it needs at least {largest + 1}{_instead(outputs, largest, data)}"
+            f"task {task!r}: the model has {outputs} outputs, but the targets of {data.name!r} go up to {what} "
+            f"{largest}: it needs at least {largest + 1}{_instead(outputs, largest, data)}"
         )
 
 

@@ -78,7 +78,9 @@ class Ranked(Binary):
         """See `Task`."""
         real = super().targets(y, part)
         if math.prod(real.shape[1:]) != 1:
-            raise DataError(f"task 'ranked' needs one label per example, the {part} targets have shape {real.shape}")
+            raise DataError(
+                f"task 'ranked' needs one label per example, but the {part} targets have shape {real.shape}"
+            )
         if part == "test" and np.unique(real).size < 2:
             raise DataError("task 'ranked' needs test targets of both classes, 0 and 1: there is no AUC of one class")
         return real

@@ -27,7 +27,7 @@ class RealTargets(Task):
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
         """See `Task`: finite targets as float32."""
         if not (np.issubdtype(y.dtype, np.number) or y.dtype == np.bool_) or np.issubdtype(y.dtype, np.complexfloating):
-            raise DataError(f"task {self.name!r} needs numbers as targets, the {part} targets are {y.dtype}")
+            raise DataError(f"task {self.name!r} needs numbers as targets, but the {part} targets are {y.dtype}")
         require_finite(y, part)
         return y.astype(np.float32, copy=False)
 
@@ -72,7 +72,7 @@ class Regression(RealTargets):
         """See `Task`; names of classes are no numbers."""
         if data.labels is not None:
             raise ConfigError(
-                f"task 'regression' needs numbers as targets, those of {data.name!r} are names of classes "
+                f"task 'regression' needs numbers as targets, but those of {data.name!r} are names of classes "
                 f"({', '.join(data.labels[:8])}): use the task 'classification'"
             )
         super().check_outputs(outputs, targets, data)

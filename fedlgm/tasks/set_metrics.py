@@ -62,7 +62,9 @@ def over_the_set(
         with users_code(label, function):
             value = function(outputs, targets)
             if getattr(value, "shape", ()) not in ((), (1,)):
-                raise ConfigError(f"{label} must give one number for the whole test set, it gives {tuple(value.shape)}")
+                raise ConfigError(
+                    f"{label} must give one number for the whole test set, but it gives {tuple(value.shape)}"
+                )
             found[name] = float(value)
         if finite and not math.isfinite(found[name]):
             raise ConfigError(

@@ -292,7 +292,7 @@ def _run_folder(out: Path | None, settings: Settings) -> Iterator[tuple[RunFolde
         path = Path(scratch) if out is None else out
         if out is not None:
             if out.exists():
-                raise RunError(f"{out} exists already: choose another --out")
+                raise RunError(f"{out} already exists: choose another --out")
             try:
                 out.mkdir(parents=True)
             except OSError as error:

@@ -76,14 +76,14 @@ def lira(
 @app.command()
 def inversion(
     target: TargetArgument = None,
-    victims: Annotated[int, typer.Option(help="Clients to attack.")] = 3,
+    victims: Annotated[int, typer.Option(help="Number of clients to attack.")] = 3,
     images: Annotated[int, typer.Option(help="Images per client; each client keeps only this many.")] = 1,
     epsilons: Annotated[
         list[float] | None, typer.Option("--epsilon", help="Budget of the mechanism; repeatable.")
     ] = None,
     published: Annotated[bool, typer.Option(help="Attack the mechanism's published variant as well.")] = False,
-    per_layer: Annotated[bool, typer.Option(help="Attack each released layer alone as well.")] = False,
-    iterations: Annotated[int, typer.Option(help="Steps of the optimisation.")] = 400,
+    per_layer: Annotated[bool, typer.Option(help="Also attack each released layer separately.")] = False,
+    iterations: Annotated[int, typer.Option(help="Number of optimisation steps.")] = 400,
     restarts: Annotated[
         int | None, typer.Option(help="Random starts of the optimisation; by default 4 without noise, 1 with it.")
     ] = None,

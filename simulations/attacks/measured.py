@@ -78,13 +78,13 @@ class Attacks:
             names.append(name)  # type: ignore[arg-type]
             labels += classes
         if not names:
-            raise ConfigError(f"--attacks takes attacks by comma: {', '.join(get_args(Attack))}")
+            raise ConfigError(f"--attacks takes attacks, separated by commas: {', '.join(get_args(Attack))}")
         if inception is not None and not labels:
             raise ConfigError("--inception measures reconstructed classes: name them, as in --attacks gan:3:9")
         return cls(tuple(names), tuple(labels), None if inception is None else InceptionFeatures(inception))
 
     def numbered(self, data: DataSet) -> Attacks:
-        """The same attacks with the numbers of a set's classes.
+        """The same attacks, with class numbers in place of names.
 
         Raises:
             ConfigError: as in `class_number`.

@@ -64,7 +64,7 @@ def run_canaries(assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated
         ConfigError: the run has real nodes, among which artificial contributions are not allowed.
     """
     if not simulated:
-        raise ConfigError("run.audit: canaries are for simulations, this run has real nodes: set run.audit = false")
+        raise ConfigError("run.audit: canaries are for simulations, but this run has real nodes: set run.audit = false")
     rounds, facts = assembly.recipe.federation.rounds, assembly.facts
     if facts.run is None:
         every = -(-rounds // _WATCHED)  # much of what canaries cost is the same for few and for many

@@ -35,7 +35,7 @@ def audit(
     rounds: Annotated[int | None, typer.Option(min=1, help="Mechanisms: rounds of the audited run.")] = None,
     rate: Annotated[float, typer.Option(help="Mechanisms: sampling rate of the audited run.")] = 1.0,
     trials: Annotated[int | None, typer.Option(min=1, help="Releases of each population (distinguisher).")] = None,
-    canaries: Annotated[int | None, typer.Option(min=1, help="Canaries (methods with one run).")] = None,
+    canaries: Annotated[int | None, typer.Option(min=1, help="Number of canaries (one-run methods).")] = None,
     confidence: Annotated[float | None, typer.Option(help="Confidence of the whole audit.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the audit; by default none.")] = None,
     overrides: Annotated[

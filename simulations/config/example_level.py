@@ -41,8 +41,8 @@ class ExampleLevel(UnitKind):
         federation, training, budget, run = recipe.federation, recipe.training, recipe.privacy, recipe.run
         if federation.sampling not in ("poisson", "fixed"):
             raise ConfigError(
-                f"federation.sampling = {federation.sampling!r} keeps rounds between a client's participations, which "
-                "protects clients: with privacy.unit = 'example' use 'poisson'"
+                f"federation.sampling = {federation.sampling!r} separates participations of clients, not of examples: "
+                "with privacy.unit = 'example' use 'poisson'"
             )
         for key, value, usual, why in (
             ("training.gradient_clip", training.gradient_clip, None, "the mechanism bounds every example's gradient"),
@@ -62,7 +62,7 @@ class ExampleLevel(UnitKind):
                 "independent",
                 "steps sample examples by Poisson, which correlated noise cannot use",
             ),
-            ("federation.sampling", federation.sampling, "poisson", "cohorts of a fixed size protect clients alone"),
+            ("federation.sampling", federation.sampling, "poisson", "cohorts of a fixed size protect only clients"),
         ):
             if value != usual:
                 raise ConfigError(f"{key} cannot be {value!r} with privacy.unit = 'example': {why}; leave it out")

@@ -79,7 +79,7 @@ def _explain(raw: dict[str, Any], item: Any, whole: type[BaseModel]) -> str:
     if place in _SAID:
         item = item | {"loc": place, "type": "value_error", "msg": _SAID[place], "input": raw[place[0]][place[1]]}
     if place == ("extends",):
-        return "extends stands in a recipe's file: name the other recipe itself, or give it a file that extends it"
+        return "extends belongs in a recipe's file: name the other recipe directly, or write a file that extends it"
     kind = section_kind(whole.model_fields[place[0]]) if len(place) > 1 and place[0] in whole.model_fields else None
     if item["type"] == "extra_forbidden" and len(item["loc"]) == 1 and (keys := keys_like(str(place[0]), whole)):
         return f"{place[0]}: unknown key; did you mean {' or '.join(map(repr, keys))}?"

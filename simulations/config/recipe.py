@@ -160,7 +160,7 @@ class Recipe(Section):
             with prefix_key("privacy.correlation"):
                 made = correlation.Correlation.from_dict(privacy.correlation or {})
                 if made.rounds != rounds:
-                    raise ConfigError(f"it is for {made.rounds} rounds, the run has federation.rounds = {rounds}")
+                    raise ConfigError(f"it is for {made.rounds} rounds, but the run has federation.rounds = {rounds}")
             return made
         separation, takes = self.sampling.separation or 1, correlation.options_of(privacy.noise)
         bands = min(separation if privacy.bands is None else privacy.bands, rounds)

@@ -58,14 +58,14 @@ def method_beside(
         plan = method.plan(start)
         if plan.protects != spent.protects:
             raise ConfigError(
-                f"data: its private statistics protect ({spent.protects}), the run ({plan.protects}): their epsilons "
-                f"do not add up; {_remedy(plan)}"
+                f"data: its private statistics protect ({spent.protects}), but the run protects ({plan.protects}): "
+                f"their epsilons do not add up; {_remedy(plan)}"
             )
         if spent.clients and division != spent.division:
             raise ConfigError(
-                f"data: its private statistics protect {spent.clients} clients as the data name them, and this run's "
+                f"data: its private statistics protect {spent.clients} clients as the data name them, but this run's "
                 f"clients hold other data: use data.partition = 'natural', federation.clients = {spent.clients} and "
-                "the users of the call of standardise"
+                "the users that were passed to standardise"
             )
         above = composed_epsilon([*spent.events, *_rounds(method, plan)], delta, facts.accountant) - epsilon
         if above <= 0:
@@ -97,7 +97,7 @@ def require_planned(method: Method, plan: ReleasePlan) -> None:
     if not cost <= epsilon * _ROUNDING:
         raise ConfigError(
             f"run.patience: a run that its results end states the epsilon of all its rounds, which is {cost:.4g} with "
-            f"this mechanism's noise, and privacy.epsilon is {epsilon:g}: raise it, or leave run.patience out"
+            f"this mechanism's noise, but privacy.epsilon is {epsilon:g}: raise it, or leave run.patience out"
         )
 
 

@@ -73,7 +73,7 @@ def create(
     path = path.resolve()
     DeploymentFolder(path).node(f"node{nodes - 1}").service.check_length()
     if path.exists():
-        raise RunError(f"{path} exists already: choose another folder, or remove it (its nodes' ledgers too)")
+        raise RunError(f"{path} already exists: choose another folder, or remove it (its nodes' ledgers too)")
     try:
         with drafted(path) as draft:
             folders = DeploymentFolder(draft), DeploymentFolder(path)

@@ -33,7 +33,7 @@ from strategies.node.round import Patience, RoundReport
 from strategies.node.secure_grid import EnrolledSum, SecureGrid
 
 ENDED = "ended"  # a private file that a ServerApp leaves when it ends, in whatever way short of a kill
-TOLD = "nodes.log"  # lines for people, among the run's private files
+TOLD = "nodes.log"  # progress lines, among the run's private files
 _POLL_S = 0.2
 REPORT = "nodes.jsonl"  # what became of each round's questions
 

@@ -34,7 +34,7 @@ def run(
         folder: the deployment.
         recipe: the recipe; its number of clients becomes that of the enrolled nodes.
         fresh: start a new run even if there is one of this recipe.
-        say: receives lines for people.
+        say: called with each line of progress.
 
     Raises:
         ConfigError: real nodes do not support a setting.
@@ -145,7 +145,7 @@ def _size(target: RunFolder) -> int:
 
 
 def _told(target: RunFolder) -> Path:
-    """File of the run's lines for people."""
+    """File of the run's progress lines."""
     return target.private / TOLD
 
 

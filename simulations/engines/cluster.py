@@ -140,8 +140,8 @@ def connect(address: str | None, workers: int) -> None:
     fitting = max(1, int(min(cpus, memory / _WORKER_GIB)))
     if workers > fitting:
         raise RunError(
-            f"{workers} workers need {workers} CPUs and at least {workers * _WORKER_GIB:g} GiB of memory, Ray has "
-            f"{cpus} and {memory:.1f} GiB: use --workers {fitting}"
+            f"{workers} workers need {workers} CPUs and at least {workers * _WORKER_GIB:g} GiB of memory, but Ray "
+            f"has {cpus} and {memory:.1f} GiB: use --workers {fitting}"
         )
 
 

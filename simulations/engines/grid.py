@@ -144,6 +144,6 @@ def require_memory(workers: int, each: float) -> None:
     cores, memory = os.cpu_count() or 1, psutil.virtual_memory().total / 2**30
     if workers * each > memory:
         raise RunError(
-            f"{workers} workers need at least {workers * each:g} GiB of memory, this machine has {memory:.1f} GiB "
-            f"and {cores} cores: use --workers {min(cores, max(1, int(memory / each)))}"
+            f"{workers} workers need at least {workers * each:g} GiB of memory, but this machine has {memory:.1f} "
+            f"GiB and {cores} cores: use --workers {min(cores, max(1, int(memory / each)))}"
         )

@@ -101,9 +101,7 @@ class ProcessGrid(PoolGrid):
         worker.close()
         self._lost_in_a_row += 1
         if self._lost_in_a_row > RETRIES + self._workers:
-            raise RunError(
-                f"{self._lost_in_a_row} workers were lost one after the other, before they had done any work"
-            )
+            raise RunError(f"{self._lost_in_a_row} workers were lost in a row before they had done any work")
         self._idle.append(self._parent.worker())
 
     def close(self) -> None:

@@ -195,7 +195,7 @@ class RayGrid(PoolGrid):
         except _LOST as error:
             self._failed_starts += 1
             if self._failed_starts > RETRIES:
-                raise RunError(f"workers do not start: {error}") from error
+                raise RunError(f"the workers did not start: {error}") from error
             self._restart(slot)
         except RayError as error:
             raise _cause(error) from error
@@ -260,8 +260,8 @@ def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> 
     gpus = ray.cluster_resources().get("GPU", 0.0) if gpus is None else gpus
     if gpus < 1:
         raise RunError(
-            f"training.device = 'cuda' needs a GPU for {workers} workers, Ray has {gpus:g}: use --engine local, or "
-            "training.device = 'cpu'"
+            f"training.device = 'cuda' needs a GPU for {workers} workers, but Ray has {gpus:g}: use --engine local, "
+            "or training.device = 'cpu'"
         )
     # So many on each GPU that all find a place; Ray counts ten-thousandths.
     return math.floor(1e4 / math.ceil(workers / gpus)) / 1e4

@@ -1,1 +1,1 @@
-"""Output for people: terminal tables, pictures, report pages and plans."""
+"""Human-readable output: terminal tables, pictures, report pages and plans."""

@@ -1,4 +1,4 @@
-"""The metric that summarises a run, for people."""
+"""The metric that summarises a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of a finished run: a page for people, and its ledger's charges."""
+"""Reports of a finished run: an HTML page, and its ledger's charges."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
     failed = [(row["round"], failure) for row in known for failure in row["failures"]]
     warning = "These figures are not noised and depend on who took part: do not pass this page on."
     parts = [
-        f"<p><strong>For the run's operator alone.</strong> {warning}</p>",
+        f"<p><strong>Only for the run's operator.</strong> {warning}</p>",
         page.gallery(pictures),
         f"<p>{sum(count for _, count in discarded)} contributions with NaN or infinity counted as zero"
         + (f", in rounds {', '.join(str(round) for round, _ in discarded[:_LONGEST])}" if discarded else "")

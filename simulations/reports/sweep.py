@@ -105,7 +105,7 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = (), publi
         base = recipes.load(recipe, changes)
         if base.unit != "client":
             raise ConfigError(
-                f"--sweep varies the number of protected clients, {base.name} protects {base.unit}s "
+                f"--sweep varies the number of protected clients, but {base.name} protects {base.unit}s "
                 "(privacy.unit): leave out --sweep"
             )
         made = [_row(recipe, changes, base, epsilon, clients) for epsilon in EPSILONS for clients in CLIENTS]

@@ -40,7 +40,7 @@ def progress(recipe: Recipe, shown: bool = True) -> Iterator[OnRound]:
 
 
 def number(value: float) -> str:
-    """A figure for people, in which infinity stays infinity."""
+    """A printed figure, in which infinity stays infinity."""
     return "inf" if math.isinf(value) else f"{value:.4g}"
 
 

@@ -183,7 +183,9 @@ def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tuple(x.shape[1:]) == tuple(shape):
         return x
     if len(shape) != 3 or x.dim() != 4:
-        raise ConfigError(f"risk.data: its inputs have the shape {tuple(x.shape[1:])}, the model takes {tuple(shape)}")
+        raise ConfigError(
+            f"risk.data: its inputs have the shape {tuple(x.shape[1:])}, but the model takes {tuple(shape)}"
+        )
     x = nn.functional.interpolate(x, size=tuple(shape[1:]), mode="bilinear", antialias=True)
     if x.shape[1] == shape[0]:
         return x

@@ -72,8 +72,8 @@ def check_summary(
     for name, value in true.items():
         if not _same(result.get(name), value):
             raise LedgerError(
-                f"{where} says {name} = {_text(result.get(name))}, recipe and ledger of the run say {_text(value)}: it "
-                "was changed; restore it from a backup, or delete it, and --resume writes it again"
+                f"{where} says {name} = {_text(result.get(name))}, but recipe and ledger of the run say "
+                f"{_text(value)}: it was changed; restore it from a backup, or delete it, and --resume writes it again"
             )
 
 
@@ -107,7 +107,7 @@ def check_rows(rows: Iterable[Mapping[str, Any]], recipe: Recipe, ledger: Ledger
             least = max(least, reported_epsilon(recipe, charged))
         if not epsilon >= least * (1 - _TOLERANCE):
             raise LedgerError(
-                f"{where} says epsilon = {_text(epsilon)} in round {round_}, by the ledger it is at least "
+                f"{where} says epsilon = {_text(epsilon)} in round {round_}, but by the ledger it is at least "
                 f"{_text(least)}: it was changed; restore it from a backup"
             )
         least = epsilon

@@ -174,7 +174,7 @@ class Checkpoints:
                 raise _edited(file, "it has no model")
             if models[-1].numel() != layers.size:
                 raise RunError(
-                    f"the model of {self.path.parent} has {models[-1].numel():,} parameters, the one given has "
+                    f"the model of {self.path.parent} has {models[-1].numel():,} parameters, but the one given has "
                     f"{layers.size:,}: give the architecture that the run trained"
                 )
             return meta, models, tensors

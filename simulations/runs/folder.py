@@ -56,7 +56,7 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / "checkpoints")  # from which the run continues
         self.diverged = DivergedFile(path / "diverged.json")  # of the last attempt
         self.metrics = RowFile(path / "metrics.jsonl", RoundRow)
-        # Further rows of each round for the operator alone; those of an audited run show which canaries were in.
+        # Further rows of each round only for the operator; those of an audited run show which canaries were in.
         self.diagnostics = RowFile(self.private / "diagnostics.jsonl", PrivateRow, private=True)
         self.canaries = RowFile(self.private / "canaries.jsonl", CanaryRow, private=True)
         self._keys = KeyFile(self.private / "keys")
@@ -241,8 +241,8 @@ class RunFolder:
         rows = self.rows(private)
         if len(rows) != result["rounds"]:
             raise RunError(
-                f"{self.metrics.path} has rows of {len(rows)} rounds, the run had {result['rounds']}: restore it from "
-                "a backup"
+                f"{self.metrics.path} has rows of {len(rows)} rounds, but the run had {result['rounds']}: restore it "
+                "from a backup"
             )
         return rows
 

@@ -47,7 +47,7 @@ class KeyFile:
             ring, since = self.read()
         except ValueError as error:
             lost = (
-                "delete it, after which the run makes the releases since its last checkpoint once more with fresh "
+                "delete it, after which the run makes the releases since its last checkpoint again with fresh "
                 "noise, and pays for them"
             )
             raise RunError(

@@ -34,7 +34,7 @@ def refuse_existing(path: Path) -> None:
     """Raise RunError if `path` exists."""
     if path.exists():
         raise RunError(
-            f"{path} exists already: choose another folder (--run-dir, run_dir=), or continue the run in it "
+            f"{path} already exists: choose another folder (--run-dir, run_dir=), or continue the run in it "
             f"(--resume {path}, simulations.resume)"
         )
 

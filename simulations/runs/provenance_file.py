@@ -109,7 +109,7 @@ class ProvenanceFile:
         stored = self.read().get("objects")
         further = [] if stored is None else [what for what in given if what in vars(Own()) and what not in stored]
         if further:
-            raise RunError(f"{self._run} was run with the {further[0]} of its recipe: it takes no other one")
+            raise RunError(f"{self._run} was run with the {further[0]} of its recipe: it accepts no other")
 
     def _without_data(self, provenance: Provenance) -> Provenance:
         """The same with keyed hashes of everything that may hold or depend on private data."""

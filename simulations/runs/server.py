@@ -176,15 +176,15 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
     rounds = assembly.recipe.federation.rounds
     if transcript.rounds > rounds:
         raise RunError(
-            f"the newest checkpoint of {folder.path} was made after {transcript.rounds} rounds, the run has {rounds}: "
-            "it was edited; restore it from a backup, or delete it"
+            f"the newest checkpoint of {folder.path} was made after {transcript.rounds} rounds, but the run has "
+            f"{rounds}: it was edited; restore it from a backup, or delete it"
         )
     if transcript.plan is None:
         return
     started, facts = transcript.plan.facts, assembly.facts
     if facts.run is not None and started.least_multiplier != facts.least_multiplier:
         raise RunError(
-            f"{folder.path} has a noise multiplier of {started.noise_multiplier:.12g}, this machine computes "
+            f"{folder.path} has a noise multiplier of {started.noise_multiplier:.12g}, but this machine computes "
             f"{facts.noise_multiplier:.12g} (another version of fedlgm or dp-accounting?): all rounds are one "
             "mechanism; continue it where it was started"
         )

@@ -29,7 +29,8 @@ def study(
     grid: Annotated[
         list[str] | None,
         typer.Option(
-            "--grid", help="key=value,value: mechanism, or any key of the recipe; instead of the study's; repeatable."
+            "--grid",
+            help="key=value,value: mechanism, or any key of the recipe; replaces the study's grid; repeatable.",
         ),
     ] = None,
     search: Annotated[
@@ -39,8 +40,10 @@ def study(
     listed: Annotated[bool, typer.Option("--list", help="List the bundled studies.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short trial of a study.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each combination.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that take one run each.")] = 1,
-    ray_address: Annotated[str | None, typer.Option(help="A Ray cluster, whose CPUs take one run each.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, each in its own process.")] = 1,
+    ray_address: Annotated[
+        str | None, typer.Option(help="A Ray cluster; each of its CPUs makes one run at a time.")
+    ] = None,
     overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
     as_json: JsonOption = False,

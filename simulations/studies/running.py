@@ -95,7 +95,7 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
         return Ended(job.refused, ConfigError(job.refused))
     path = out / job.folder
     if path.is_dir() and all(inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")):
-        shutil.rmtree(path)  # empty folders alone; whatever holds a file may be a run's, which has spent something
+        shutil.rmtree(path)  # only empty folders; one with a file may be a run's, which has spent something
 
     def report(row: FullRow) -> None:
         if on_row is not None:

@@ -25,8 +25,8 @@ def tune(
     score_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Compare runs by a noised score of the private data; its epsilon for one run. Default: by the public "
-            "test set."
+            help="Epsilon, for each run, of a noised score on the private data, by which runs are compared. Default: "
+            "the public test set compares them."
         ),
     ] = None,
     overrides: SetOption = None,

@@ -133,7 +133,9 @@ class PrivateScore(Score):
             tested = inputs.tensors(found.test_x), torch.from_numpy(found.test_y)
             ceiling = tasks.evaluate(assembly.task, assembly.module(), *tested)["loss"]
             if not 0 < ceiling < math.inf:
-                raise ConfigError(f"score_epsilon: the initial model's loss must be positive and finite, is {ceiling}")
+                raise ConfigError(
+                    f"score_epsilon: the initial model's loss must be positive and finite, but it is {ceiling}"
+                )
         rows = recipe.protects.examples(recipe, assembly.partition)
         x, y = inputs.tensors(found.train_x), torch.from_numpy(found.train_y)
         what = assembly.task.headline if ceiling is None else "1 - loss / initial loss"

@@ -155,7 +155,7 @@ def _create(path: Path, planned: Search) -> None:
     """
     if path.exists():
         raise RunError(
-            f"{path} exists already: a search is made once and never continued, because the number of its runs must "
+            f"{path} already exists: a search is made once and never continued, because the number of its runs must "
             "not depend on their results; a stopped one stays charged, and a new one is charged again: choose another "
             "folder"
         )

@@ -107,8 +107,8 @@ def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str
                 "the nodes' operators to change their policies"
             )
         raise ConfigError(
-            f"the nodes' budgets do not suffice for this run: {'; '.join(lines)}. {most} rounds would fit, nothing has "
-            "been spent; shorten the run (federation.rounds, privacy.max_participations), or give it more noise"
+            f"the nodes' budgets do not suffice for this run: {'; '.join(lines)}. {most} rounds would fit, and nothing "
+            "has been spent; shorten the run (federation.rounds, privacy.max_participations), or give it more noise"
         )
     return dropped
 

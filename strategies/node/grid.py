@@ -55,7 +55,7 @@ class NodeGrid(NumberingGrid):
         questions: the run's questions.
         answers: check of answers.
         patience: quorum and waiting times.
-        say: receives lines for people.
+        say: called with each line of progress.
         on_round: receives the report of every round.
     """
 

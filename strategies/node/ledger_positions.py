@@ -1,4 +1,4 @@
-"""Each node's ledger position at its last answer, which reveals ledgers that were exchanged or rolled back."""
+"""Each node's ledger position at its last answer, which reveals ledgers that were replaced or rolled back."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LedgerPositions:
         if known is None:
             return ""
         if known.ledger != position.ledger:
-            return "its ledger was exchanged for another one"
+            return "its ledger was replaced by another one"
         if position.seq < known.seq or (position.seq == known.seq and position.head != known.head):
             return f"its ledger was rolled back: {position.seq} releases, {known.seq} were signed for before"
         return ""

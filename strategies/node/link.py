@@ -25,7 +25,7 @@ class NodeLink:
     Args:
         runtime: Flower's Grid.
         enrolment: mapping of nodes to clients.
-        say: receives lines for people.
+        say: called with each line of progress.
     """
 
     def __init__(self, runtime: Grid, enrolment: Enrolment, say: Callable[[str], None]) -> None:
@@ -86,7 +86,7 @@ class NodeLink:
 
 
 def content_of(header: Mapping[str, Any], mask: int = 0) -> RecordDict:
-    """A message of a header alone."""
+    """A message that has only a header."""
     return RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: mask})})
 
 

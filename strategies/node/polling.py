@@ -27,7 +27,7 @@ class Polling:
         link: link to the nodes.
         enrolment: their names.
         patience: quorum and waiting times.
-        say: receives lines for people.
+        say: called with each line of progress.
     """
 
     def __init__(self, link: NodeLink, enrolment: Enrolment, patience: Patience, say: Callable[[str], None]) -> None:
@@ -109,7 +109,7 @@ class Polling:
                 else "The same command meets the same refusals until the nodes' policies or budgets change"
             )
             raise RunError(
-                f"{answered} of {len(asked)} nodes answered, the quorum is {needed} ({key}); {reasons}. {again}"
+                f"{answered} of {len(asked)} nodes answered, but the quorum is {needed} ({key}); {reasons}. {again}"
             )
 
     def _tell(self, asked: list[Asked], waiting: list[Asked], seconds: float) -> None:

@@ -85,9 +85,7 @@ def test_clients_are_not_bounded_in_the_place_of_users_or_the_reverse(
     facts = RunFacts(1.0, Sampling("poisson", 3, 1.0, of=of))
     plan = ReleasePlan(layers, [1.0], [1.0], facts, Guarantee("proven", "bounded, then noised"))
     made = work(SequentialTrainer(module, layers, settings), settings, lambda client: examples("usual", client))
-    with pytest.raises(
-        PrivacyError, match=r"the plan is one for (users|clients), and these contributions are those of"
-    ):
+    with pytest.raises(PrivacyError, match=r"the plan is for (users|clients), but these contributions are those of"):
         client_release(made.contributions(mechanisms.get("uniform")), None, Asked(plan, layers.flatten(module), 1, [0]))
 
 

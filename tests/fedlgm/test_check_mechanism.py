@@ -179,13 +179,13 @@ class Fails(Equal):
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        (Remembers, "another plan after earlier rounds than a new object does"),
+        (Remembers, "another plan after earlier rounds than that of a new object"),
         (ChangesThePast, "changes the past releases"),
         (Fails, r"mechanism 'broken': ZeroDivisionError: .*\(test_check_mechanism.py, line"),
         (Impure, "must be pure"),
         (HalfTheNoise, "override costs"),
         (OtherFacts, "facts are not the run's"),
-        (OtherUnit, "speaks of one user, but one client is protected"),
+        (OtherUnit, "is for one user, but one client is protected"),
         (OtherNoise, "fix the kind of noise before the run"),
         (NoCosts, "one figure per round"),
         (NoPlan, "must return a ReleasePlan"),

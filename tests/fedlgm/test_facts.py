@@ -50,7 +50,7 @@ class TestSeparation:
             ("cyclic", 100, 0.1, None, "needs a separation"),
             ("cyclic", 100, 0.1, 0, "needs a separation"),
             ("cyclic", 100, 0.1, 9, "1/9 of the clients in a round: rate is 0.1"),
-            ("min-separation", 100, 0.1, 11, "a population of at least 110, there are 100"),
+            ("min-separation", 100, 0.1, 11, "a population of at least 110, but there are 100"),
             ("min-separation", 100, 0.005, 2, "whole number"),
             ("grouped-poisson", 100, 0.3, 4, "which is more than 1: take at most 3 groups"),
             ("every-other", 100, 0.3, 4, "unknown sampling scheme"),
@@ -85,7 +85,7 @@ class TestSeparation:
             (POISSON, {}, "needs to know how many rounds"),
             (groups, {}, "4 bands with 3 groups is not proven"),
             (groups, {"noise": correlation.get("blt", 8, buffers=1)}, "a buffered strategy with 3 groups"),
-            (Sampling("cyclic", 100, 0.25, 4), {"rounds": 9}, "correlated over 8 rounds, the run has 9"),
+            (Sampling("cyclic", 100, 0.25, 4), {"rounds": 9}, "correlated over 8 rounds, but the run has 9"),
             (
                 POISSON,
                 {"relation": "replace-one", "trust": "local"},

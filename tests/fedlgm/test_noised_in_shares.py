@@ -42,7 +42,7 @@ def plan_of(facts=None, kind=ReleasePlan, guarantee=PROVEN, **more) -> ReleasePl
         ({"shares": None}, r"needs shares: the \[distributed\] section"),
         ({"trust": "local"}, "shares of the noise are for trust 'distributed', not 'local'"),
         ({"accountant": "pld"}, "set privacy.accountant = 'rdp'"),
-        ({"sampling": Sampling("poisson", 10, 0.5)}, "asks a public number of nodes in every round"),
+        ({"sampling": Sampling("poisson", 10, 0.5)}, "needs a public number of nodes in every round"),
         ({"relation": "add-remove"}, "must be 'replace-one' under distributed trust"),
         ({"steps": LocalSteps(2, 0.1, 8.0)}, "set privacy.unit|use privacy.unit = 'client'"),
         ({"shares": Shares(11, 1)}, "a round asks 10 nodes, so a threshold of 11 is never met"),
@@ -71,9 +71,9 @@ def test_shares_that_no_node_can_have_are_refused(threshold, colluders, message)
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"family": "laplace"}, "integer noise of a Gaussian's cost: the plan asks for laplace noise"),
+        ({"family": "laplace"}, "integer noise at a Gaussian's cost, but the plan has laplace noise"),
         ({"bounded_by": "trainer"}, "rounds bounded clients"),
-        ({"kind": UnprotectedPlan, "guarantee": Guarantee("none", "an example")}, "this plan is not private"),
+        ({"kind": UnprotectedPlan, "guarantee": Guarantee("none", "an example")}, "needs a private plan"),
     ],
 )
 def test_plans_that_cannot_be_carried_out_are_refused(more, message):

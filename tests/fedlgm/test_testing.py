@@ -165,7 +165,7 @@ def unseeded() -> nn.Module:
             r"buffer '1.running_mean' .*GroupNorm",
         ),
         (lambda: nn.Flatten(), r"has no trainable parameters"),
-        (lambda: "not a model", r"must be an nn.Module, it is of type str"),
+        (lambda: "not a model", r"must be an nn.Module, but it is of type str"),
         (3, r"model 'int' is neither an nn.Module nor a class or function"),
         (lambda: Net().double(), r"parameter 'linear.weight' is torch.float64"),
         (

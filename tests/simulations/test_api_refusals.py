@@ -142,7 +142,7 @@ def test_bad_objects_end_in_one_sentence_before_anything_is_written(
         ({"overrides": {7: 1}}, "overrides map 'section.key' to a value, got the key 7"),
         ({"overrides": {"run.sede": 1}}, "run.sede: unknown key"),
         ({"overrides": [1]}, "overrides are a list of .*, got 1 in it"),
-        ({"trackers": "tensorboard"}, "trackers are a list .*, got the text 'tensorboard'"),
+        ({"trackers": "tensorboard"}, "trackers must be a list .*, got the text 'tensorboard'"),
         ({"data": X}, "data set 'ndarray' must be a fedlgm.data.DataSet"),
     ],
 )

@@ -84,7 +84,7 @@ def test_an_existing_folder_is_refused_at_once_and_not_offered_for_resuming(run,
     (tmp_path / "mine").mkdir()
     status, _, err = run("simulate", tiny_file, "--engine", "local", "--run-dir", tmp_path / "mine")
     assert status == 2
-    assert "exists already" in err
+    assert "already exists" in err
 
 
 def test_published_medclip_prints_claim_and_proof_side_by_side(run, tiny_file):

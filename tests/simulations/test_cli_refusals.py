@@ -180,7 +180,7 @@ def test_an_existing_folder(run, finished, tiny_file):
     before = contents(finished)
     status, _, err = run("simulate", tiny_file, "--engine", "local", "--run-dir", finished)
     assert status == 2
-    assert "exists already" in err
+    assert "already exists" in err
     assert "--resume" in err
     assert contents(finished) == before
 

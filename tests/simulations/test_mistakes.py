@@ -167,7 +167,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
             task="regression", overrides=SMALL | {"data.partition": "iid"}, model=nn.Linear(5, 1),
             data={"train": (X, np.where(Y, "a", "b")), "test": (X, np.where(Y, "a", "b"))},
         ),
-        "needs numbers as targets, those of 'own' are names of classes (a, b): use the task 'classification'",
+        "needs numbers as targets, but those of 'own' are names of classes (a, b): use the task 'classification'",
     ),
     "a batch in another precision": (
         lambda: fedlgm.example_level.clipped_sum(

@@ -28,7 +28,7 @@ def test_a_folder_called_clients_is_named(kind: str, tmp_path: Path) -> None:
     mine.write_text("mine = True\n")
     result = imported("simulations", tmp_path)
     assert result.returncode == 1
-    assert f"ImportError: {mine} stands in the place of fedlgm's package 'clients'" in result.stderr
+    assert f"ImportError: {mine} hides fedlgm's package 'clients'" in result.stderr
     assert imported("fedlgm.privacy", tmp_path).stdout == "imported\n"  # the core does without its neighbours
 
 

@@ -46,7 +46,7 @@ def test_the_bound_is_the_plans_and_no_less():
     exact = np.concatenate([np.full(3, 2.0 / math.sqrt(3)), np.full(2, 0.5 / math.sqrt(2))])
     assert contribution(fake(exact), plan).tolist() == exact.tolist()
     for worse in (exact * [1.01, 1.01, 1.01, 1, 1], exact * [1, 1, 1, 1.01, 1.01]):
-        with pytest.raises(PrivacyError, match=r"its part '[ab]' has norm .*, the plan allows"):
+        with pytest.raises(PrivacyError, match=r"its part '[ab]' has norm .*, but the plan allows"):
             contribution(fake(worse), plan)
 
 

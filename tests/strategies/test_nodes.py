@@ -79,13 +79,13 @@ def test_a_node_of_another_population_ends_the_start_and_is_named(start, place):
 def test_a_node_that_serves_any_client_is_refused(start):
     federation = start()
     federation.grid.places[node_of(3)] = {wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT}
-    with pytest.raises(RunError, match=f"node {node_of(3)} serves any client, this run has one node per client"):
+    with pytest.raises(RunError, match=f"node {node_of(3)} serves any client, but this run has one node per client"):
         federation.run(1)
 
 
 def test_a_node_of_one_client_is_refused_where_any_node_serves_any_client(federate):
     federation = federate(ones, {"a": 4}, grid=NodeGrid, nodes=AnyNode(wait=0.2))
-    with pytest.raises(RunError, match=r"serves client \d alone, this run is a simulation"):
+    with pytest.raises(RunError, match=r"serves client \d alone, but this run is a simulation"):
         federation.run(1)
 
 

@@ -173,7 +173,7 @@ def test_what_a_trainer_bounds_by_the_example_has_a_public_cap_per_client(trust,
     cap = float(upload_caps(plan)[0])
     within = np.full(4, cap / 2)
     assert contribution(reply(within), plan).tolist() == within.tolist()
-    with pytest.raises(PrivacyError, match=r"its part 'a' has norm .*, the plan allows"):
+    with pytest.raises(PrivacyError, match=r"its part 'a' has norm .*, but the plan allows"):
         contribution(reply(within * 1.01), plan)
     with pytest.raises(PrivacyError, match="its part 'a' has norm"):
         contribution(reply(np.array([0.0, -huge, 0.0, 0.0])), plan)

@@ -3,7 +3,7 @@
 Every step may be requested again, after a lost connection or a restart, and then gives the same answer. The node
 trusts only the signatures of the services that its own policy lists. It keeps these rules:
 
-* its keys are shared with one cohort alone, which is on disk before a share leaves, every mask belongs to that cohort,
+* its keys are shared with only one cohort, which is on disk before a share leaves, every mask belongs to that cohort,
   and the next attempt has other keys;
 * it is charged before a vector is made, and the vector is on disk before it leaves;
 * it accepts one set of survivors for a cohort, on disk before its signature or a share leaves;
@@ -47,7 +47,7 @@ class Shared:
 
 
 class Participant:
-    """One node.
+    """A node's side of secure aggregation.
 
     Args:
         client: the node's client number.

@@ -172,7 +172,7 @@ def descend(
     """
     x, y = check_rows(features, targets)
     if x.shape[1] != plan.clip.size:
-        raise DataError(f"the plan is for {plan.clip.size} coordinates, the features have {x.shape[1]}")
+        raise DataError(f"the plan is for {plan.clip.size} coordinates, but the features have {x.shape[1]}")
     noise = draw(plan.family, plan.noise, rng, size=(plan.passes, plan.noise.size))
     path = np.zeros((plan.passes + 1, plan.clip.size))
     margins = np.zeros(len(x))

@@ -70,10 +70,14 @@ class NativeTrainer:
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         """See `Trainer.updates`."""
         if model.shape != self._update.shape:
-            raise ConfigError(f"the model has {model.numel()} parameters, its layer table {self._update.numel()}")
+            raise ConfigError(
+                f"the model has {model.numel()} parameters, but its layer table has {self._update.numel()}"
+            )
         for task in tasks:
             if task.trained is not None:
-                raise ConfigError("training.kernel = 'native' trains all layers, this plan freezes some: use 'torch'")
+                raise ConfigError(
+                    "training.kernel = 'native' trains all layers, but this plan freezes some: use 'torch'"
+                )
             self._run(model, task, task.permutations(), self._settings)
             yield self._update[None]
 
@@ -122,12 +126,12 @@ def targets(program: Program, y: Tensor) -> Tensor:
     """As the kernel reads them; it indexes by classes without looking."""
     if program.loss:
         if y[0].numel() != program.outputs:
-            raise ConfigError(f"the model has {program.outputs} outputs, an example {y[0].numel()} targets")
+            raise ConfigError(f"the model has {program.outputs} outputs, but an example has {y[0].numel()} targets")
         return y.to(torch.float32).reshape(len(y), -1).contiguous()
     if y.ndim != 1 or y.dtype.is_floating_point:
         raise DataError(f"targets of shape {tuple(y.shape)} and type {y.dtype}; classes are whole numbers [n]")
     y = y.to(torch.int64).contiguous()
     low, high = (int(bound) for bound in torch.aminmax(y))
     if low < 0 or high >= program.outputs:
-        raise DataError(f"the model has {program.outputs} outputs, targets range from {low} to {high}")
+        raise DataError(f"the model has {program.outputs} outputs, but targets range from {low} to {high}")
     return y

@@ -144,10 +144,10 @@ def test_a_witness_of_rows_that_are_not_there(paths):
         charge(ledger, "a", "b")
     seen = json.loads(paths[1].read_text())
     paths[1].write_text(json.dumps(seen | {"head": "0" * 64}))
-    with pytest.raises(LedgerError, match="rows were exchanged"):
+    with pytest.raises(LedgerError, match="rows were replaced"):
         NodeLedger(*paths)
     paths[1].write_text(json.dumps(seen | {"seq": 9}))
-    with pytest.raises(LedgerError, match=r"rolled back: it has 2 releases, its witness saw 9"):
+    with pytest.raises(LedgerError, match=r"rolled back: it has 2 releases, but its witness saw 9"):
         NodeLedger(*paths)
     for damaged in ("", "[]", '{"seq": "9"}'):
         paths[1].write_text(damaged)

@@ -83,7 +83,7 @@ def test_a_folder_is_made_once_and_for_its_owner_only(tmp_path):
         (folder.path / "witness", 0o700), (folder.path / "run", 0o750), (folder.public_file, 0o644),
     ):  # fmt: skip
         assert stat.S_IMODE(path.stat().st_mode) == mode, path
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(RunError, match="already exists"):
         NodeFolder.create(folder.path)
     with pytest.raises(ConfigError, match="population"):
         NodeFolder.create(tmp_path / "wrong", {"client": 4})

@@ -91,7 +91,7 @@ def test_cohorts(nodes):
         ([*adverts[:4], other[4]], "the advert of client 4 was not signed"),
         ([*adverts[:4], forged], "the advert of client 4 was not signed"),
         ([*adverts[:4], copied], "the advert of client 4 was not signed"),
-        ([*adverts, adverts[4]], "a node occurs twice"),
+        ([*adverts, adverts[4]], "a node appears twice"),
         ([*adverts, adverts[4] | {"client": 5}], "client 5 is not among the enrolled peers"),
         ([*adverts[:4], {}], "must have the fields"),
         ([*adverts[:4], adverts[4] | {"sealing": "x" * 64}], "malformed"),
@@ -104,7 +104,7 @@ def test_cohorts(nodes):
     with pytest.raises(Refusal, match="shared its secrets of this attempt with another cohort"):
         node.share(AGREED.digest, [*adverts[:4], again])
     copy = Advert.make(AGREED, 4, nodes.signers[4], bytes(31) + b"1", bytes(31) + b"1").values()
-    with pytest.raises(Refusal, match="a public key occurs twice"):
+    with pytest.raises(Refusal, match="a public key appears twice"):
         nodes.members[1].participant.share(AGREED.digest, [*adverts[:4], copy])
 
 

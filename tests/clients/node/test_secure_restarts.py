@@ -140,7 +140,7 @@ def test_one_set_of_survivors_for_ever_even_if_the_sessions_are_restored(federat
     federation.served.stop(folder)
     for file in (kept / "state").glob("ledger.sqlite*"):
         shutil.copyfile(file, folder.path / "state" / file.name)
-    with pytest.raises(LedgerError, match="rolled back: it has 1 agreements in secure sums, its witness saw 2"):
+    with pytest.raises(LedgerError, match="rolled back: it has 1 agreements in secure sums, but its witness saw 2"):
         Service(folder)
 
 

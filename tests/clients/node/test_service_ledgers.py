@@ -26,7 +26,7 @@ def test_an_older_ledger_is_refused(tmp_path):
     with served(folder):
         ask(folder, round=2)
     folder.ledger_file.write_bytes(older)
-    assert "rolled back: it has 1 releases, its witness saw 2" in refused(folder)
+    assert "rolled back: it has 1 releases, but its witness saw 2" in refused(folder)
 
 
 def test_an_older_ledger_beside_a_log_that_a_crash_left_loses_nothing(tmp_path):
@@ -51,7 +51,7 @@ def test_an_older_ledger_beside_a_log_that_a_crash_left_loses_nothing(tmp_path):
 def test_another_nodes_ledger_is_refused(tmp_path):
     folder, other = make_node(tmp_path / "node"), make_node(tmp_path / "other")
     folder.ledger_file.write_bytes(other.ledger_file.read_bytes())
-    assert "was exchanged" in refused(folder)
+    assert "was replaced" in refused(folder)
 
 
 def test_ledger_and_witness_restored_together_are_refused_once_the_server_says_what_it_saw(tmp_path):
@@ -81,7 +81,7 @@ def test_a_restored_ledger_that_has_grown_since_is_refused_after_a_restart_too(t
     with served(folder):
         assert [ask(folder, round=round_)[0]["ok"] for round_ in (2, 3)] == [True, True]
         assert ask(folder, round=4, expect=seen)[0]["code"] == "rolled-back"
-    assert "rows were exchanged" in refused(folder)
+    assert "rows were replaced" in refused(folder)
     shutil.rmtree(folder.path / "state")  # the right ledger is taken back by the same witness
     shutil.copytree(tmp_path / "right" / "state", folder.path / "state")
     with served(folder):
@@ -99,7 +99,7 @@ def test_an_exchanged_ledger_is_refused_after_a_restart_too(tmp_path):
     (folder.path / "state/noise.key").unlink()
     with served(folder):
         assert ask(folder, round=2, expect=seen)[0]["code"] == "rolled-back"
-    assert "was exchanged" in refused(folder)
+    assert "was replaced" in refused(folder)
 
 
 def test_a_question_that_waits_while_a_rollback_is_found_out_is_refused(tmp_path):

@@ -284,7 +284,9 @@ class TestWhoBounds:
             empty(plan_of(bounded_by="trainer")).add(torch.full((1, 5), 1e6))
 
     def test_bounded_updates_where_clients_are_to_be_bounded(self, empty):
-        with pytest.raises(PrivacyError, match="the plan bounds whole clients, the trainer has bounded its units"):
+        with pytest.raises(
+            PrivacyError, match="the plan bounds whole clients, but the trainer has bounded single units"
+        ):
             empty(plan_of()).add(BoundedUpdates(torch.full((1, 5), 1e6), (2.0, 0.5)))
 
     @pytest.mark.parametrize(
@@ -336,7 +338,7 @@ class TestAnswersOfTheTrainer:
     @pytest.mark.parametrize(
         ("answers", "message"),
         [
-            ((), r"asks the queries \['layer-strength'\], the trainer answered \[\]"),
+            ((), r"asks for the queries \['layer-strength'\], but the trainer answered \[\]"),
             ((replace(ANSWER, query="below-bound"),), "answered \\['below-bound'\\]"),
             ((ANSWER, ANSWER), "the trainer answered"),
             ((replace(ANSWER, bound=1.1),), "kept the bound 1.1"),
@@ -350,7 +352,7 @@ class TestAnswersOfTheTrainer:
             empty(self.PLAN).add(BoundedUpdates(self.ROWS, (2.0, 0.5), answers))
 
     def test_answers_that_nobody_asked_for_are_refused(self, empty):
-        with pytest.raises(PrivacyError, match="asks the queries"):
+        with pytest.raises(PrivacyError, match="asks for the queries"):
             empty(plan_of(bounded_by="trainer")).add(BoundedUpdates(self.ROWS, (2.0, 0.5), (self.ANSWER,)))
         with pytest.raises(PrivacyError, match="raw updates"):
             empty(self.PLAN).add(self.ROWS)

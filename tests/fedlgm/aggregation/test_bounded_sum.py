@@ -138,5 +138,5 @@ class TestBoundedByTheTrainer:
         with pytest.raises(PrivacyError, match="raw updates"):
             BoundedSum.empty(self.MADE).add(torch.zeros(1, 3))
         clients = plan([1.0, 2.0], sizes={"a": 1, "b": 2})
-        with pytest.raises(PrivacyError, match="do not fit"):
+        with pytest.raises(PrivacyError, match="has bounded single units"):
             BoundedSum.empty(clients).add(BoundedUpdates(torch.zeros(1, 3), (1.0, 2.0)))

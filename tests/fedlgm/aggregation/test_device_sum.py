@@ -86,7 +86,7 @@ def test_updates_that_the_trainer_bounded_are_added_as_they_are(backend):
         ours.add(on(rows, backend))
     with pytest.raises(PrivacyError, match="at most"):
         ours.add(BoundedUpdates(on(rows, backend), (1.0, 4.1, math.inf, 0.5)))
-    with pytest.raises(PrivacyError, match="do not fit"):
+    with pytest.raises(PrivacyError, match="has bounded single units"):
         DeviceSum(PLANS["all layers"], on(rows, backend).device, backend).add(handed_over(made, on(rows, backend)))
 
 

@@ -109,7 +109,7 @@ def test_refused():
     with pytest.raises(ConfigError, match=r"got torch.int64 \[3\]"):
         stream.next(torch.zeros(3, dtype=torch.int64))
     stream.replay(lambda t: torch.zeros(3), 2)
-    with pytest.raises(ConfigError, match="z is on meta, the noise of earlier rounds on cpu"):
+    with pytest.raises(ConfigError, match="z is on meta, but the noise of earlier rounds is on cpu"):
         stream.next(torch.zeros(3, device="meta"))
     with pytest.raises(PrivacyError, match="planned for 2 rounds"):
         stream.next(torch.zeros(3))

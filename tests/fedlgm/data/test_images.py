@@ -177,7 +177,7 @@ def ragged(folder):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda folder: None, {}, r"needs data\.dir, a folder of images: '.*set' is none"),
+        (lambda folder: None, {}, r"needs data\.dir, a folder of images: '.*set' is not a folder"),
         (one_class, {}, "1 subfolders with images; give one subfolder per class"),
         (damaged, {}, r"000\.png is not a readable image"),
         (short, {}, "6 images and no test image"),

@@ -90,7 +90,7 @@ HOLES[4, 1] = np.nan
         (changed(train=([[1, 2], [3]], [0, 1])), r"training inputs: not an array of numbers"),
         (
             changed(train=([[1.0]], ["cat"])),
-            r"training targets are names, those of the other part are not: both must be alike",
+            r"training targets are names, but those of the other part are not: both parts must be alike",
         ),
         (changed(train=(np.array(["a"]), [0])), r"training inputs must be an array of numbers"),
         (changed(train=(X + 1j, Y)), r"are complex"),
@@ -117,7 +117,7 @@ HOLES[4, 1] = np.nan
         (changed(train=([X, X], Y)), r"2 inputs but 60 targets; .*several inputs are a tuple"),
         (changed(train=(X[:0], Y[:0])), r"at least one training example"),
         (changed(train=(1e300 * X, Y)), r"training inputs: 180 values are too large for float32"),
-        (changed(train=(np.full((60, 3), 2**63, np.uint64), Y)), r"more than 64-bit integers with a sign"),
+        (changed(train=(np.full((60, 3), 2**63, np.uint64), Y)), r"more than signed 64-bit integers"),
         (changed(classes="4"), r"classes must be a whole number of at least 1, got '4'"),
         (changed(clients={"a": [0]}), r"clients: give a list of sample numbers for each client, not a dict"),
         (changed(clients=[{0, 1}]), r"clients\[0\] must be a list of sample numbers, got set"),
@@ -181,7 +181,7 @@ def whole(found: Partition, examples: int = 60) -> bool:
 def test_natural_clients_are_the_sets_own() -> None:
     own = DataSet.from_mapping(changed(clients=[[0, 1], [5]]))
     assert divide(own, 2, "natural") is own.clients
-    with pytest.raises(ConfigError, match=r"'own' has 2 clients of its own, federation.clients is 3"):
+    with pytest.raises(ConfigError, match=r"'own' has 2 clients of its own, but federation.clients is 3"):
         divide(own, 3, "natural")
     assert divide(LABELLED, 7, "natural").sizes.tolist() == [9, 9, 9, 9, 8, 8, 8]
     with pytest.raises(ConfigError, match=r"'natural' needs a set with clients or users of its own: 'own' has none"):
@@ -190,7 +190,7 @@ def test_natural_clients_are_the_sets_own() -> None:
 
 def test_labels_are_needed_only_where_a_scheme_divides_by_them() -> None:
     assert whole(divide(REAL, 7, "iid", seed=3))
-    with pytest.raises(ConfigError, match=r"'dirichlet' divides by integer labels \[n\], the targets .* float32"):
+    with pytest.raises(ConfigError, match=r"'dirichlet' divides by integer labels \[n\], but the targets .* float32"):
         divide(REAL, 7, "dirichlet", alpha=0.5)
 
 
@@ -248,8 +248,13 @@ def test_a_function_divides() -> None:
         ("math:pi", {}, ConfigError, r"is neither one of iid, .* nor a Partitioner of flwr-datasets"),
         ("SizePartitioner", {"partition_sizes": [30, 40]}, ConfigError, r"'SizePartitioner' cannot divide 60 samples"),
         ("SizePartitioner", {"sizes": [30]}, ConfigError, r"cannot divide .*: TypeError"),
-        ("NaturalIdPartitioner", {"partition_by": "user"}, ConfigError, r"gives 7 clients, federation.clients is 2"),
-        (lambda data, clients, seed: [[0]], {}, ConfigError, r"gives 1 clients, federation.clients is 2"),
+        (
+            "NaturalIdPartitioner",
+            {"partition_by": "user"},
+            ConfigError,
+            r"gives 7 clients, but federation.clients is 2",
+        ),
+        (lambda data, clients, seed: [[0]], {}, ConfigError, r"gives 1 clients, but federation.clients is 2"),
         (lambda data, clients, seed: [[0], [0]], {}, DataError, r"names sample 0, which is taken"),
         (object(), {}, ConfigError, r"partition scheme '<object>' is neither one of iid"),
         (lambda data, clients, seed: None, {}, ConfigError, r"partition scheme '<lambda>': TypeError: 'NoneType'"),

@@ -100,7 +100,7 @@ def test_no_private_text_decides_how_many_tokens_the_others_have():
 def test_rows_of_tokens_beyond_a_given_length_are_refused():
     rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [3]], "label": [0, 1]})
     assert data.load({"train": rows, "test": rows, "length": 4}).train_x[0].tolist() == [[1, 2, 3, 0], [3, 0, 0, 0]]
-    with pytest.raises(DataError, match="rows of up to 3 tokens, and length is 2"):
+    with pytest.raises(DataError, match="rows have up to 3 tokens, but length is 2"):
         data.load({"train": rows, "test": rows, "length": 2})
 
 

@@ -68,7 +68,7 @@ def test_a_mechanism_that_bounds_clients_is_refused(tmp_path):
         with pytest.raises(ConfigError, match="bounds whole clients"):
             train(model, x, y, method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)
         method = Method.of(model, mechanisms.get("dp-sgd"), facts)
-        with pytest.raises(ConfigError, match="count 10 examples, the data have 9"):
+        with pytest.raises(ConfigError, match="count 10 examples, but the data have 9"):
             train(model, x[:9], y[:9], method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)
 
 

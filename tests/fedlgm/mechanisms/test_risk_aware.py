@@ -178,7 +178,7 @@ class Clientwise(LMDPSGD):
 def test_the_kit_catches_mechanisms_that_do_not_keep_their_bounds():
     with pytest.raises(PrivacyError, match="longer than the plan's bounds"):
         check_mechanism(Careless("careless", weights="public"))
-    with pytest.raises(PrivacyError, match="its plan counts on the sum to bound"):
+    with pytest.raises(PrivacyError, match="its plan relies on the sum to bound"):
         check_mechanism(Clientwise("clientwise", weights="public"))
 
 

@@ -71,10 +71,10 @@ def test_modules_are_copied_with_their_weights() -> None:
         (nn.Linear(4, 2), {"bias": True}, r"model 'Linear' is a module already: it takes no options, got bias"),
         (nn.ReLU, {}, r"model 'ReLU' has no trainable parameters"),
         (nn.Linear(4, 2).requires_grad_(False), {}, r"model 'Linear' has no trainable parameters"),
-        (nn.Linear(4, 2).half(), {}, r"parameter 'weight' is torch.float16, trained parameters are float32"),
+        (nn.Linear(4, 2).half(), {}, r"parameter 'weight' is torch.float16, but trained parameters must be float32"),
         (nn.LazyLinear(2), {}, r"parameter 'weight' has no size before the first forward pass"),
         (nn.BatchNorm2d(3), {}, r"buffer 'running_mean' .* GroupNorm in place of BatchNorm"),
-        (lambda: None, {}, r"must be an nn.Module, it is of type NoneType"),
+        (lambda: None, {}, r"must be an nn.Module, but it is of type NoneType"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(model: Any, values: dict[str, Any], message: str) -> None:

@@ -92,7 +92,7 @@ def test_rows_cut_off_the_end_are_noticed_by_whoever_kept_a_head(charged, rows):
     path, head = charged
     sql(path, f"DELETE FROM charges WHERE number > {5 - rows}")
     check(path)  # what is left is a whole ledger: only a head that was kept tells
-    with pytest.raises(LedgerError, match=f"shows {5 - rows} releases, there were 5 .*rows were deleted"):
+    with pytest.raises(LedgerError, match=f"shows {5 - rows} releases, but there were 5 .*rows were deleted"):
         check(path, head)
 
 
@@ -361,7 +361,7 @@ class TestWhatRowsProtect:
             ledger.charge(EVENT, round=1, key="1", protects="client, add-remove")
             for other in ("client, replace-one", "example, add-remove"):
                 with pytest.raises(
-                    LedgerError, match=rf"protects \(client, add-remove\), this one protects \({other}\)"
+                    LedgerError, match=rf"protects \(client, add-remove\), but this one protects \({other}\)"
                 ):
                     ledger.charge(EVENT, round=2, key="2", protects=other)
             ledger.charge(EVENT, round=2, key="2", protects="client, add-remove")

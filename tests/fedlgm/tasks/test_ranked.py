@@ -45,5 +45,5 @@ def test_one_class_has_no_auc_and_separated_classes_have_an_interval():
 
 
 def test_several_labels_are_refused():
-    with pytest.raises(DataError, match=r"one label per example, the training targets have shape \(4, 2\)"):
+    with pytest.raises(DataError, match=r"one label per example, but the training targets have shape \(4, 2\)"):
         tasks.get("ranked").targets(np.ones((4, 2)), "training")

@@ -172,7 +172,12 @@ def test_compare_of_audited_runs_has_the_audited_epsilon_beside_the_proven_one(r
 
 @pytest.mark.parametrize(
     ("attacks", "message"),
-    [("phishing", "unknown attack 'phishing'"), ("gan", "gan:3:9"), ("membership:1", "gan:3:9"), (",", "by comma")],
+    [
+        ("phishing", "unknown attack 'phishing'"),
+        ("gan", "gan:3:9"),
+        ("membership:1", "gan:3:9"),
+        (",", "separated by commas"),
+    ],
 )
 def test_compare_refuses_attacks(run, tiny_file, attacks, message):
     status, out, err = run("compare", tiny_file, "--methods", "none", "--attacks", attacks)

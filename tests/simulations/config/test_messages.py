@@ -57,7 +57,7 @@ SAID = {
     "deployment.typo=1": "deployment.typo: unknown key; known: offline_seconds, give_up_seconds",
     "data=3": "data: must be a section of keys, such as [data], got 3",
     "name=3": "name: must be text, got 3",
-    "extends=fashion-mnist": "extends stands in a recipe's file: name the other recipe itself, or give it a file",
+    "extends=fashion-mnist": "extends belongs in a recipe's file: name the other recipe directly, or write a file",
 }  # fmt: skip
 
 

@@ -140,7 +140,7 @@ REFUSED = {
     "no such cycle": ({"federation": {"sampling": "cyclic", "rate": 0.3}}, ["federation", "1/3", "rate is 0.3"]),
     "too few clients": (
         {"federation": {"sampling": "min-separation", "rate": 0.25}, "privacy": {"min_separation": 5}},
-        ["population of at least 25, there are 20"],
+        ["population of at least 25, but there are 20"],
     ),
     "probability above one": (
         {"federation": {"sampling": "grouped-poisson", "rate": 0.3}, "privacy": {"min_separation": 4}},

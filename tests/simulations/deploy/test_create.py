@@ -227,7 +227,7 @@ def test_a_wrong_policy_names_no_file_that_is_gone(tmp_path):
 
 
 def test_a_folder_is_made_whole_or_not_at_all(folder, tmp_path):
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(RunError, match="already exists"):
         create(folder.path, 2)
     with pytest.raises(ConfigError, match="at least 1"):
         create(tmp_path / "none", 0)

@@ -237,10 +237,10 @@ def test_more_workers_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     ray.init(address="local", num_cpus=3, _memory=2**30, **quiet)
     try:
-        with pytest.raises(RunError, match=r"at least 1.5 GiB of memory, Ray has 3 and 1.0 GiB: use --workers 2"):
+        with pytest.raises(RunError, match=r"at least 1.5 GiB of memory, but Ray has 3 and 1.0 GiB: use --workers 2"):
             connect(None, 3)
         monkeypatch.setattr(cluster, "_WORKER_GIB", 0.1)
-        with pytest.raises(RunError, match=r"5 workers need 5 CPUs .*, Ray has 3 and 1.0 GiB: use --workers 3"):
+        with pytest.raises(RunError, match=r"5 workers need 5 CPUs .*, but Ray has 3 and 1.0 GiB: use --workers 3"):
             connect(None, 5)
         connect(None, 3)
     finally:

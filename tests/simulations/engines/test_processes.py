@@ -242,7 +242,7 @@ def test_a_block_that_kills_every_worker_ends_the_run() -> None:
 
 def test_workers_that_cannot_start_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_serve", lambda *arguments: os._exit(1))
-    with grid(lambda told, model: told) as made, pytest.raises(RunError, match="workers were lost one after the other"):
+    with grid(lambda told, model: told) as made, pytest.raises(RunError, match="workers were lost in a row"):
         answers(made.deliver(messages(made, [1, 2])))
 
 

@@ -46,7 +46,7 @@ class TestCost:
         ("relation", "words"),
         [
             ("add-remove", "one example more or less"),
-            ("replace-one", "another example in the place of one"),
+            ("replace-one", "one example replaced by another"),
             ("zero-out", "one example whose contributions become zero"),
         ],
     )

@@ -178,7 +178,7 @@ def test_an_epsilon_of_a_round_is_at_least_that_of_the_ledger(tmp_path, line):
     values["run"]["evaluate_every"] = 1
     run = run_of(values, tmp_path / "run")
     change(run / "metrics.jsonl", "epsilon", value=0.01, line=line)
-    with pytest.raises(LedgerError, match=r"metrics\.jsonl says epsilon = 0\.01 in round \d+, by the ledger"):
+    with pytest.raises(LedgerError, match=r"metrics\.jsonl says epsilon = 0\.01 in round \d+, but by the ledger"):
         RunFolder.open(run).finished()
 
 
@@ -187,7 +187,7 @@ def test_an_epsilon_between_rounds_does_not_fall(tmp_path):
     values["run"]["evaluate_every"] = 1
     run = run_of(values, tmp_path / "run")
     change(run / "metrics.jsonl", "epsilon", value=0.01, line=1)
-    with pytest.raises(LedgerError, match="in round 2, by the ledger it is at least"):
+    with pytest.raises(LedgerError, match="in round 2, but by the ledger it is at least"):
         RunFolder.open(run).finished()
 
 
@@ -233,7 +233,7 @@ def test_a_run_without_all_of_its_rows_is_not_audited(finished, copied, kept):
     run = copied(finished)
     file = run / "metrics.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:kept]))
-    with pytest.raises(RunError, match=rf"metrics\.jsonl has rows of {kept} rounds, the run had 3"):
+    with pytest.raises(RunError, match=rf"metrics\.jsonl has rows of {kept} rounds, but the run had 3"):
         audit_run(run, Audit())
 
 
@@ -242,5 +242,5 @@ def test_a_study_takes_no_run_without_all_of_its_rows(tmp_path):
     job = Job("snr-consistent", 0, recipes.validate(tiny_values()), "run")
     running.run([job], tmp_path)
     (tmp_path / job.folder / "metrics.jsonl").unlink()
-    with pytest.raises(RunError, match=r"metrics\.jsonl has rows of 0 rounds, the run had 3"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl has rows of 0 rounds, but the run had 3"):
         summary_of([job], tmp_path)

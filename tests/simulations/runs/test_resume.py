@@ -153,7 +153,7 @@ def test_a_ledger_behind_its_checkpoint_is_not_forgiven(tiny, tmp_path, damage):
         file.unlink()
     (run / "ledger.sqlite").write_bytes(b"" if damage == "emptied" else older.read_bytes())
     before = (run / "metrics.jsonl").read_bytes()
-    told = {"emptied": "is not a fedlgm ledger: restore", "an older copy": r"shows \d releases, there were [45]"}
+    told = {"emptied": "is not a fedlgm ledger: restore", "an older copy": r"shows \d releases, but there were [45]"}
     with pytest.raises(LedgerError, match=told[damage]):
         launch.resume(run)
     assert (run / "metrics.jsonl").read_bytes() == before
@@ -259,7 +259,7 @@ def test_not_a_run(tmp_path):
 def test_an_existing_folder_is_never_touched(tiny, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("mine")
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(RunError, match="already exists"):
         launch.simulate(tiny(), run_dir=tmp_path / "run")
     assert contents(tmp_path / "run") == {"thesis.txt": b"mine"}
     shutil.rmtree(tmp_path / "run")

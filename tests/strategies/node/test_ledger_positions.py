@@ -32,7 +32,7 @@ def test_they_are_kept_over_runs(file):
     assert later.get(1) is None
     assert "rolled back: 2 releases, 3 were signed for" in later.problem(0, at(2))
     assert "rolled back" in later.problem(0, Position.signed("ledger", 3, "another head", SIGNERS[0]))
-    assert "exchanged" in later.problem(0, at(9, ledger="another"))
+    assert "replaced" in later.problem(0, at(9, ledger="another"))
     assert later.problem(0, at(4)) == ""
 
 

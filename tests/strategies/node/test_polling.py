@@ -38,7 +38,7 @@ def test_below_the_quorum_the_run_stops_and_can_go_on(federation):
     federation.link.offline = {0, 1}
     with pytest.raises(
         RunError,
-        match=r"1 of 3 nodes answered, the quorum is 2 .*n0 and n1: not connected.*without --fresh, resumes the run",
+        match=r"1 of 3 nodes answered, but the quorum is 2 .*n0 and n1: not connected.*without --fresh, resumes",
     ):
         federation.run(1, federation.grid(dataclasses.replace(QUICK, give_up_seconds=0.5)))
     federation.link.offline = set()
@@ -193,7 +193,7 @@ def test_a_rejected_part_called_ledger_does_not_exclude_its_node(federation, mon
     def once(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
         if not rejected:
             rejected.append(values)
-            raise PrivacyError("its part 'ledger.weight' has norm 9, the plan allows 1")
+            raise PrivacyError("its part 'ledger.weight' has norm 9, but the plan allows 1")
         return honest(values, plan)
 
     monkeypatch.setattr(answers, "bounded", once)

@@ -200,7 +200,9 @@ def test_a_round_for_fewer_nodes_than_the_threshold_asks_none(secure, monkeypatc
 
 def test_too_few_nodes_before_anything_is_charged_end_the_run(secure):
     secure.link.offline = {0, 1}
-    with pytest.raises(RunError, match=rf"3 of 5 nodes answered, the quorum is {THRESHOLD} \(distributed.threshold\)"):
+    with pytest.raises(
+        RunError, match=rf"3 of 5 nodes answered, but the quorum is {THRESHOLD} \(distributed.threshold\)"
+    ):
         secure.run(1, secure.grid(dataclasses.replace(QUICK, give_up_seconds=0.5)))
     assert secure.charges() == [0] * NODES
 
