@@ -146,21 +146,28 @@ def _new(folder: DeploymentFolder, stem: str, present: list[str], fresh: bool) -
 
 def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Callable[[str], None]) -> str:
     """Pass on the run's lines until it has ended; returns Flower's status."""
-    asked, silence = time.monotonic(), _SILENCE_S
-    while True:
-        time.sleep(0.25)
-        now = _size(target)
-        if now > seen:
+
+    def pass_on() -> bool:
+        """Pass on new lines; whether there were any."""
+        nonlocal seen
+        before, seen = seen, _size(target)
+        if seen > before:
             with _told(target).open(encoding="utf-8", errors="replace") as file:
-                file.seek(seen)
-                for line in file.read(now - seen).splitlines():
+                file.seek(before)
+                for line in file.read(seen - before).splitlines():
                     say(line)
-            seen, asked, silence = now, time.monotonic(), _SILENCE_S
+        return seen > before
+
+    asked, silence, status = time.monotonic(), _SILENCE_S, ""
+    while not status.startswith("finished"):
+        time.sleep(0.25)
+        if pass_on():
+            asked, silence = time.monotonic(), _SILENCE_S
         ended = (target.private / ENDED).exists()
         if time.monotonic() - asked > (0.5 if ended else silence):
             status, asked, silence = flower.status(run_id), time.monotonic(), min(2 * silence, _LONGEST_S)
-            if status.startswith("finished"):
-                return status
+    pass_on()  # what was said while Flower was asked
+    return status
 
 
 def _size(target: RunFolder) -> int:
