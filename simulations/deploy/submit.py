@@ -15,7 +15,7 @@ from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.registration import Registration, number, registered
 from simulations.deploy.server_entry import ENDED, TOLD, DeployedAssembly, deployed
-from simulations.engines.flower_command import CONNECTION, completed, config_file, reason
+from simulations.engines.flower_command import CONNECTION, completed, config_file, first_exception, reason
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
@@ -181,9 +181,14 @@ def _told(target: RunFolder) -> Path:
 
 
 def _reason(status: str, log: str) -> str:
-    """The fedlgm error that ended a ServerApp, or else Flower's status and the end of the log."""
+    """The fedlgm error that ended a ServerApp, the error of another kind, or that its log shows none."""
     for line in reversed(log.strip().splitlines()):
         name, _, message = line.strip().partition(": ")
         if name.startswith("fedlgm.errors.") and message:
             return message
+    if first_exception(log) is None:
+        return (
+            "the run's server process ended without an error, for example because it was killed; the same command, "
+            f"without --fresh, resumes the run (Flower reports {status}). {reason(log)}"
+        )
     return f"Flower reports {status}. {reason(log)}"
