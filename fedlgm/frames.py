@@ -38,6 +38,10 @@ class FrameError(RunError):
     """Bytes that are not a frame of this protocol."""
 
 
+class NoService(RunError):
+    """Nobody listens on a service's socket."""
+
+
 def encode(header: Mapping[str, Any], body: bytes | memoryview = b"") -> bytes:
     """The bytes of one frame."""
     return encode_header(header, len(body)) + body
@@ -103,7 +107,8 @@ def exchange(
         Header and body of the answer.
 
     Raises:
-        RunError: no service listens on the socket, or the answer is late or not a frame.
+        NoService: no service listens on the socket.
+        RunError: the socket is closed to this user, or the answer is late or not a frame.
     """
     deadline = time.monotonic() + timeout
     first = encode_header(header, len(body))
@@ -121,7 +126,8 @@ def exchange(
     except TimeoutError as error:
         raise RunError(f"the release service at {path} did not answer within {timeout:g} s") from error
     except OSError as error:
-        raise RunError(f"the release service at {path} cannot be reached: {error.strerror or error}") from error
+        kind = NoService if isinstance(error, FileNotFoundError | ConnectionRefusedError) else RunError
+        raise kind(f"the release service at {path} cannot be reached: {error.strerror or error}") from error
 
 
 def _receive(link: socket.socket, count: int, deadline: float) -> memoryview:

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -165,9 +166,13 @@ class LayerwiseFedAvg(FedAvg):
         cut = blocks(self.sampler.present(round_, drawn), self.releaser.numerics.block_size, self.nodes.work)
         self.nodes.find(grid, self.sampler.sampling.population)
         plan = self._plan(round_, cut, arrays, grid)
-        self.releaser.charge_clients(plan, round_, (int(c) for block in cut for c in block))
+        clients = [int(client) for block in cut for client in block]
+        charge = partial(self.releaser.charge_clients, plan, round_, clients)
         if plan.size == 0:
+            charge()
             cut = []  # nothing is released: no client is asked
+        else:
+            self.nodes.charge(grid, charge)
         extra = {**config, wire.PLAN: plan.to_json()}  # what the caller of `start` has to tell its clients
         sent = self._messages(grid, cut, round_, arrays, MessageType.TRAIN, extra)
         self._pending = _Pending(round_, plan, cut, sent, started, len(drawn), tuple(sorted(exhausted)))

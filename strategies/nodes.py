@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,6 +66,10 @@ class AnyNode:
                 if time.monotonic() > deadline:
                     raise RunError(f"no node connected within {self.wait:.0f} s")
                 time.sleep(_POLL_S)
+
+    def charge(self, grid: Grid, charge: Callable[[], None]) -> None:
+        """Charge a round before its messages are sent, since clients that get one may release at once."""
+        charge()
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
         """(node, clients) of every message, one message per block."""
@@ -140,6 +144,10 @@ class OneNodePerClient:
         if missing:
             warnings.warn(Notice(f"the run begins without clients {missing}: they have no node"), stacklevel=2)
         self._name_silent(here)
+
+    def charge(self, grid: Grid, charge: Callable[[], None]) -> None:
+        """See `AnyNode.charge`."""
+        charge()
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
         """(node, clients) of every message, one message per client; no node for a client whose node is gone."""

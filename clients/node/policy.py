@@ -353,6 +353,8 @@ class Policy(_Section):
         if plan.size == 0:
             raise Refusal("plan", "a plan that releases nothing")
         own, facts = self.distributed, plan.facts
+        if facts.sampling.of is not None:
+            raise Refusal("plan", "a plan for users with several clients each; this node bounds its own data alone")
         unmet = "" if own is None else facts.noised_by.unmet(facts, own.min_cohort, own.max_colluders)
         if unmet:
             raise Refusal("privacy", unmet)

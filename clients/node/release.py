@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -210,7 +211,7 @@ class Releaser:
         job, numerics = self.workshop.job(request.work), Numerics(self._policy.limits.threads)
 
         def own(client: int) -> ClientData:  # called where an error of this node's data is caught
-            return ClientData(self._data.x, node_data.targets(self._policy.data, self._data.y, job.task))
+            return request.unit.examples(self._data, partial(node_data.targets, self._policy.data, task=job.task))
 
         work = LocalWork(self.workshop.trainer(request.work, request.unit), job.settings, own)
         return request.unit.contributions(work, job, numerics)

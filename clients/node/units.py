@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +18,7 @@ import torch
 from clients.example_level import ExampleSteps
 from clients.node.policy import Refusal
 from clients.node.row import CLIENT, EXAMPLE
+from clients.source import ClientData
 from clients.updates import ClientUpdates, LocalWork
 from fedlgm import inputs, privacy
 from fedlgm.client_release import Asked, Contributions
@@ -95,6 +96,10 @@ class WholeData:
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
         next(iter(trainer.updates(model, [ClientTask(x, y, order, 1)])))
 
+    def examples(self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor]) -> ClientData:
+        """The node's data with the targets of a work's task; an error counts as no data, see `_NodeUpdates`."""
+        return ClientData(data.x, targets(data.y))
+
     def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
         """The node's contribution, for `client_release`."""
         return _NodeUpdates(work, job.mechanism, numerics)
@@ -140,6 +145,20 @@ class SingleExamples:
         """See `WholeData.try_on`."""
         trainer.weights.copy_(model)
         ExampleTrainer.sum(trainer, x, y, torch.zeros(1, dtype=torch.int64), plan)
+
+    def examples(self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor]) -> ClientData:
+        """See `WholeData.examples`; examples whose own target the task does not take are left out (`NodeExamples`)."""
+        try:
+            return ClientData(data.x, targets(data.y))
+        except Exception:
+            _log.exception("the task does not take all targets of this node: examples that have others are left out")
+        taken = targets(torch.zeros_like(data.y[:1]))[:0]
+        rows = list[int]()
+        for row in range(len(data)):
+            with contextlib.suppress(Exception):
+                taken = torch.cat([taken, targets(data.y[row : row + 1])])
+                rows.append(row)
+        return ClientData(inputs.take(data.x, rows), taken)
 
     def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
         """See `WholeData.contributions`."""

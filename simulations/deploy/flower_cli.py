@@ -10,6 +10,8 @@ from simulations.deploy.layout import DeploymentFolder
 from simulations.engines.flower_command import CONNECTION, FlwrCommand, environment
 from simulations.engines.flower_processes import answers
 
+_REGISTERED = "[code: 23]"  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
+
 
 def is_online(node: dict[str, Any]) -> bool:
     """Whether a node counts as connected; a killed one does for `2 * HEARTBEAT_S` after its last heartbeat."""
@@ -37,7 +39,7 @@ class Flower(FlwrCommand):
         try:
             self.json("supernode", "register", str(public.with_name(public.name + ".pub")), CONNECTION, "--name", name)
         except RunError as error:
-            if "already in use" not in str(error):
+            if _REGISTERED not in str(error):
                 raise
 
     def nodes(self) -> dict[str, dict[str, Any]]:

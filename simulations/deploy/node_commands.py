@@ -110,6 +110,8 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
     node = NodeFolder.open(folder)
     try:
         answer, _ = frames.exchange(str(node.socket), protocol.HELLO, b"", timeout=60)
+    except frames.NoService as error:
+        answer = {"ok": False, "why": f"{error}; start it: fedlgm node serve {folder}"}
     except RunError as error:
         answer = {"ok": False, "why": str(error)}
     if as_json:
@@ -124,9 +126,8 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
             markup=False,
         )
     else:
-        why = str(answer.get("why"))
-        hint = f"; start it: fedlgm node serve {folder}" if "cannot be reached" in why else ""
-        _out.print(f"not answering: {why}{hint}", markup=False)
+        state = f"refuses ({answer['code']})" if "code" in answer else "not answering"
+        _out.print(f"{state}: {answer.get('why')}", markup=False)
     if not answer.get("ok"):
         raise typer.Exit(1)
 

@@ -102,3 +102,14 @@ class Registration(BaseModel):
         if not plan.effective_multiplier >= least * _ROUNDING:
             return f"its plan has a noise multiplier of {plan.effective_multiplier:.6g}, {least:.6g} was registered"
         return ""
+
+
+def registered(folder: Path, stem: str) -> list[str]:
+    """Names of a recipe's registered runs, the newest last."""
+    return sorted((path.stem for path in folder.glob(f"{stem}-*.json") if number(path.stem)), key=number)
+
+
+def number(run: str) -> int:
+    """The number at the end of a run's name, from 1; 0 for other names."""
+    digits = run.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0

@@ -31,7 +31,7 @@ from fedlgm.frames import FrameError
 from fedlgm.node_protocol import Question, printable
 from fedlgm.secagg.steps import NO_MODEL
 from simulations.deploy.layout import SignerFolder
-from simulations.deploy.registration import Registration
+from simulations.deploy.registration import Registration, registered
 
 _PATIENCE_S = 30.0  # for a question to arrive
 _log = logging.getLogger("fedlgm.signer")
@@ -54,6 +54,15 @@ class _Ask(BaseModel):
     nonce: str = Field(pattern="^[0-9a-f]{0,64}$")
     service: str = Field(pattern="^[0-9a-f]{64}$")
     expect: dict[str, Any] | None = None
+
+
+class _Unused(BaseModel):
+    """A question for the registered runs of a recipe, from an untrusted sender."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    protocol: int
+    ask: str
+    stem: str = Field(pattern="^[A-Za-z0-9._-]{1,200}$")
 
 
 class Signer:
@@ -101,6 +110,12 @@ class Signer:
             )
         return protocol.sign(self._key, "question", question.digest)
 
+    def unused(self, stem: str) -> list[str]:
+        """Registered runs whose names begin with this stem and for which nothing has been signed, the newest last."""
+        with self._lock:
+            used = {run for (run,) in self._signed.execute("SELECT DISTINCT run FROM signed")}
+        return [run for run in registered(self._folder.runs, stem) if run not in used]
+
     def close(self) -> None:
         """Close the record of signed questions."""
         self._signed.close()
@@ -116,12 +131,7 @@ class _Connection(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         try:
             head, _ = frames.lengths(self.rfile.read(frames.PREFIX_BYTES).ljust(frames.PREFIX_BYTES, b"\0"), 0)
-            given = _Ask.model_validate(frames.parse_header(self.rfile.read(head)))
-            if (given.protocol, given.ask) != (protocol.PROTOCOL, "sign"):
-                raise RunError(f"a signer of protocol {protocol.PROTOCOL} signs questions, and does nothing else")
-            question = Question(**given.model_dump(exclude={"protocol", "ask"}))
-            answer: dict[str, Any] = {"ok": True, "signature": self._signer.sign(question)}
-            _log.info("signed round %d, client %d of %r", question.round, question.client, question.run)
+            answer = self._answer(frames.parse_header(self.rfile.read(head)))
         except (FedlgmError, FrameError) as error:
             _log.warning("not signed: %s", error)
             answer = {"ok": False, "why": str(error)}
@@ -131,6 +141,19 @@ class _Connection(socketserver.StreamRequestHandler):
             _log.exception("a question failed")
             answer = {"ok": False, "why": "see the signer's log"}
         self.wfile.write(frames.encode(answer))
+
+    def _answer(self, header: dict[str, Any]) -> dict[str, Any]:
+        if header.get("protocol") != protocol.PROTOCOL or header.get("ask") not in ("sign", "unused"):
+            raise RunError(
+                f"a signer of protocol {protocol.PROTOCOL} signs questions and names registered runs, nothing else"
+            )
+        if header["ask"] == "unused":
+            return {"ok": True, "runs": self._signer.unused(_Unused.model_validate(header).stem)}
+        given = _Ask.model_validate(header)
+        question = Question(**given.model_dump(exclude={"protocol", "ask"}))
+        signature = self._signer.sign(question)
+        _log.info("signed round %d, client %d of %r", question.round, question.client, question.run)
+        return {"ok": True, "signature": signature}
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):

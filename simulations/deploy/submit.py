@@ -6,20 +6,21 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedlgm.errors import RunError
 from simulations.config.recipe import Recipe
 from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
-from simulations.deploy.registration import Registration
+from simulations.deploy.registration import Registration, number, registered
 from simulations.deploy.server_entry import ENDED, TOLD, DeployedAssembly, deployed
-from simulations.engines.flower_command import CONNECTION, completed, config_file, reason
+from simulations.engines.flower_command import CONNECTION, completed, config_file, first_exception, reason
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 from strategies.node.enrolment import Enrolment
+from strategies.node.questions import unused_at
 
 APP = Path(__file__).parent / "app"
 _SILENCE_S, _LONGEST_S = 20.0, 30.0  # of a run, until Flower is asked what became of it; a question costs a second
@@ -99,8 +100,8 @@ def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -
     """
     recipe = deployed(recipe, len(Enrolment.load(folder.enrolment_file)), test=folder.settings().test)
     stem = _stem(recipe)
-    present = sorted(path.stem for path in folder.signer.runs.glob(f"{stem}-*.json"))
-    run = present[-1] if present and not fresh else f"{stem}-{len(present) + 1:03d}"
+    present = registered(folder.signer.runs, stem)
+    run = present[-1] if present and not fresh else _numbered(stem, present)
     Registration.of(recipe).save(folder.signer.runs, run)
     return run
 
@@ -110,33 +111,63 @@ def _stem(recipe: Recipe) -> str:
     return f"{re.sub('[^A-Za-z0-9._-]+', '-', recipe.name).lstrip('.-') or 'run'}-{digest}"
 
 
+def _numbered(stem: str, present: Iterable[str]) -> str:
+    """Name of a recipe's next run, after those that are present; a number is not used again for another run."""
+    return f"{stem}-{max(map(number, present), default=0) + 1:03d}"
+
+
 def _folder(folder: DeploymentFolder, recipe: Recipe, fresh: bool) -> RunFolder:
     """The run folder of this recipe: the latest one, or a new one."""
     stem = _stem(recipe)
     folder.runs.mkdir(mode=0o700, exist_ok=True)
-    present = sorted(folder.runs.glob(f"{stem}-*/recipe.toml"))
+    present = sorted((path.parent.name for path in folder.runs.glob(f"{stem}-*/recipe.toml")), key=number)
     if present and not fresh:
-        return RunFolder.open(present[-1].parent)
-    return new_folder.create(folder.runs / f"{stem}-{len(present) + 1:03d}", recipe)
+        return RunFolder.open(folder.runs / present[-1])
+    return new_folder.create(folder.runs / _new(folder, stem, present, fresh), recipe)
+
+
+def _new(folder: DeploymentFolder, stem: str, present: list[str], fresh: bool) -> str:
+    """Name of a run that begins. If another user registers runs, it is the newest one that has not begun.
+
+    Raises:
+        RunError: none is registered, or the signer does not answer.
+    """
+    if os.access(folder.signer.runs, os.W_OK):
+        known = registered(folder.signer.runs, stem)
+        return known[-1] if known and not fresh else _numbered(stem, [*known, *present])
+    waiting = [run for run in unused_at(folder.signer.socket, stem) if run not in present]
+    if not waiting:
+        raise RunError(
+            "a new run of this recipe is not registered; as the signer's user, with the same --set: "
+            "fedlgm deploy register RECIPE DIR --fresh"
+        )
+    return waiting[-1]
 
 
 def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Callable[[str], None]) -> str:
     """Pass on the run's lines until it has ended; returns Flower's status."""
-    asked, silence = time.monotonic(), _SILENCE_S
-    while True:
-        time.sleep(0.25)
-        now = _size(target)
-        if now > seen:
+
+    def pass_on() -> bool:
+        """Pass on new lines; whether there were any."""
+        nonlocal seen
+        before, seen = seen, _size(target)
+        if seen > before:
             with _told(target).open(encoding="utf-8", errors="replace") as file:
-                file.seek(seen)
-                for line in file.read(now - seen).splitlines():
+                file.seek(before)
+                for line in file.read(seen - before).splitlines():
                     say(line)
-            seen, asked, silence = now, time.monotonic(), _SILENCE_S
+        return seen > before
+
+    asked, silence, status = time.monotonic(), _SILENCE_S, ""
+    while not status.startswith("finished"):
+        time.sleep(0.25)
+        if pass_on():
+            asked, silence = time.monotonic(), _SILENCE_S
         ended = (target.private / ENDED).exists()
         if time.monotonic() - asked > (0.5 if ended else silence):
             status, asked, silence = flower.status(run_id), time.monotonic(), min(2 * silence, _LONGEST_S)
-            if status.startswith("finished"):
-                return status
+    pass_on()  # what was said while Flower was asked
+    return status
 
 
 def _size(target: RunFolder) -> int:
@@ -150,9 +181,14 @@ def _told(target: RunFolder) -> Path:
 
 
 def _reason(status: str, log: str) -> str:
-    """The fedlgm error that ended a ServerApp, or else Flower's status and the end of the log."""
+    """The fedlgm error that ended a ServerApp, the error of another kind, or that its log shows none."""
     for line in reversed(log.strip().splitlines()):
         name, _, message = line.strip().partition(": ")
         if name.startswith("fedlgm.errors.") and message:
             return message
+    if first_exception(log) is None:
+        return (
+            "the run's server process ended without an error, for example because it was killed; the same command, "
+            f"without --fresh, resumes the run (Flower reports {status}). {reason(log)}"
+        )
     return f"Flower reports {status}. {reason(log)}"

@@ -151,8 +151,11 @@ def plan_table(report: PlanReport) -> Group:
     cost.add_row("rounds", f"{report['rounds']}, {report['sampling']}")
     if "stated" in report:
         cost.add_row("data", report["stated"])
-    cost.add_row("epsilon (PLD)", f"{number(report['epsilon_pld'])} at delta {report['delta']:g}")
-    cost.add_row("epsilon (RDP)", f"{number(report['epsilon_rdp'])} at delta {report['delta']:g}")
+    by_accountant = {"PLD": report["epsilon_pld"], "RDP": report["epsilon_rdp"]}
+    for name, epsilon in by_accountant.items():
+        unknown = math.isinf(epsilon) and min(by_accountant.values()) < math.inf
+        stated = f"{number(epsilon)} at delta {report['delta']:g}"
+        cost.add_row(f"epsilon ({name})", "this accountant has no bound for these releases" if unknown else stated)
     if "shares" in report:
         for name, text in _shares(report):
             cost.add_row(name, text)

@@ -27,7 +27,13 @@ _PER_LAYER = (*_PLANNED, "released_norm")
 
 
 def check_summary(
-    result: RunSummary, recipe: Recipe, ledger: Ledger, guarantee: Guarantee, multiplier: float | None, where: str
+    result: RunSummary,
+    recipe: Recipe,
+    ledger: Ledger,
+    guarantee: Guarantee,
+    multiplier: float | None,
+    recorded: int,
+    where: str,
 ) -> None:
     """Refuse a summary whose epsilon, delta, unit, mechanism, seed or kind of guarantee are not those of the run.
 
@@ -39,6 +45,7 @@ def check_summary(
         ledger: verified ledger of the run.
         guarantee: guarantee of the run.
         multiplier: noise multiplier of the run's last plan; None if no plan is kept.
+        recorded: last round of the rows of metrics; a round in which nobody took part may have no charge.
         where: name of the summary's file, for the message.
 
     Raises:
@@ -48,7 +55,7 @@ def check_summary(
     spent = privacy.delta, privacy.accountant
     true: dict[str, Any] = {
         "recipe": recipe.name,
-        "rounds": recipe.federation.rounds if recipe.run.patience is None else ledger.rounds(),
+        "rounds": recipe.federation.rounds if recipe.run.patience is None else max(ledger.rounds(), recorded),
         "mechanism": recipe.mechanism.name,
         "variant": recipe.mechanism.variant,
         "unit": recipe.unit,

@@ -131,8 +131,9 @@ class RunFolder:
                 ledger.verify(self.anchors(), owner=self.owner(), contiguous=central)
                 charged = ledger.rounds()
                 if result is not None:
-                    guarantee = self._guarantee(ledger)
-                    check_summary(result, recipe, ledger, guarantee, self._multiplier(ledger), str(self.result_file))
+                    guarantee, multiplier = self._guarantee(ledger), self._multiplier(ledger)
+                    recorded = max((row["round"] for row in self.metrics), default=0)
+                    check_summary(result, recipe, ledger, guarantee, multiplier, recorded, str(self.result_file))
                     check_rows(self.metrics, recipe, ledger, str(self.metrics.path))
             if central and released > charged:
                 raise LedgerError(

@@ -50,7 +50,24 @@ def signed_at(socket: Path, question: Question) -> str:
     Raises:
         RunError: the process does not answer, or does not sign this question.
     """
-    header = {"protocol": protocol.PROTOCOL, "ask": "sign", **asdict(question)}
+    return str(_asked(socket, "sign", asdict(question))["signature"])
+
+
+def unused_at(socket: Path, stem: str) -> list[str]:
+    """Registered runs for which nothing has been signed, the newest last.
+
+    Args:
+        socket: socket of the process that holds the server's key.
+        stem: beginning of the runs' names, which is that of a recipe.
+
+    Raises:
+        RunError: the process does not answer.
+    """
+    return [str(run) for run in _asked(socket, "unused", {"stem": stem})["runs"]]
+
+
+def _asked(socket: Path, ask: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    header = {"protocol": protocol.PROTOCOL, "ask": ask, **fields}
     try:
         answer, _ = frames.exchange(str(socket), header, b"", timeout=_PATIENCE_S)
     except RunError as error:
@@ -58,4 +75,4 @@ def signed_at(socket: Path, question: Question) -> str:
     if answer.get("ok") is not True:
         why = printable(str(answer.get("why")), 500)
         raise RunError(f"the signer of this deployment's questions does not sign this one: {why}")
-    return str(answer.get("signature"))
+    return answer

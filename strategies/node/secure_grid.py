@@ -16,7 +16,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 
 from fedlgm import frames, wire
 from fedlgm import node_protocol as protocol
@@ -54,6 +55,11 @@ class EnrolledSum(OneNodePerClient):
     single = False
     repeats = False  # a repeated round has other noise
 
+    def charge(self, grid: Grid, charge: Callable[[], None]) -> None:
+        """Charge a round when its nodes are asked for their vectors, see `SecureGrid.charge`."""
+        assert isinstance(grid, SecureGrid)
+        grid.charge = charge
+
     def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
         """One message for all clients."""
         clients = [int(client) for block in blocks for client in block]
@@ -66,8 +72,13 @@ class SecureGrid(NodeGrid):
     A node that is lost in a step takes no further part in the round. Below the threshold a step waits as long as the
     patience permits. Then the run ends if nothing has been charged yet, and the round is void otherwise. A round for
     fewer nodes than the threshold is void, and none is asked.
+
+    Attributes:
+        charge: charges the next round to the run's ledger. It is called before the nodes are asked for their vectors:
+            earlier steps release nothing, and a run that ends in one of them repeats the round when it is resumed.
     """
 
+    charge: Callable[[], None] = staticmethod(lambda: None)
     _prepared: _Attempt | None = None
 
     def _round(self, batch: list[Message]) -> list[Message]:
@@ -187,6 +198,7 @@ class _Attempt:
                     f"{error}. No node has been charged; the same command, without --fresh, resumes the run"
                 ) from error
         self._ask(protocol.sha256(self._model))
+        self._grid.charge()
         given: dict[int, Any] = {client: {"sealed": texts(sealed)} for client, sealed in self._delivered.items()}
         try:
             following = self._following()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ class SecureFederation:
         with Ledger(self.ledger, "run") as ledger:
             strategy = LayerwiseFedAvg(
                 method, Transcript.start(MODEL), CohortSampler(method.facts.sampling, keys),
-                ServerOptimizer("sgd", 1.0), Releaser(keys, ledger, attempt=b"one"), EnrolledSum(),
+                ServerOptimizer("sgd", 1.0), Releaser(keys, ledger, attempt=secrets.token_bytes(16)), EnrolledSum(),
             )  # fmt: skip
             strategy.start(grid or self.grid(), strategy.initial_arrays(), num_rounds=rounds)
         return strategy.transcript.models[-1]

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from clients.node.folder import NodeFolder
+from fedlgm import frames
 from fedlgm.errors import ConfigError, LedgerError, RunError
 from simulations.deploy.node_commands import app
 from tests.support import nodes
@@ -77,12 +78,36 @@ def test_a_folder_is_not_made_from_a_mistake(tmp_path, options, words):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            RunError("it cannot be reached: Permission denied"),
+            "not answering: it cannot be reached: Permission denied\n",
+        ),
+        ({"ok": False, "code": "ledger", "why": "its ledger cannot be used"}, "refuses (ledger): its ledger cannot be"),
+    ],
+)
+def test_a_service_that_was_started_is_not_to_be_started(tmp_path, monkeypatch, answer, words):
+    def exchange(*given: Any, **options: Any) -> Any:
+        if isinstance(answer, RunError):
+            raise answer
+        return answer, b""
+
+    monkeypatch.setattr(frames, "exchange", exchange)
+    found = run("status", make_node(tmp_path / "node").path)
+    assert found.exit_code == 1
+    assert words in found.stdout
+    assert "start it" not in found.stdout
+
+
 def test_status_and_ledger(tmp_path):
     folder = make_node(tmp_path / "node")
     assert run("status", folder.path).exit_code == 1
     with socket.socket(socket.AF_UNIX) as killed:  # a service that is killed leaves its socket
         killed.bind(str(folder.socket))
     said = run("status", folder.path).stdout
+    assert "not answering: the release service at " in said
     assert "cannot be reached: Connection refused; start it: fedlgm node serve" in said
     folder.socket.unlink()
     with served(folder):

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from flwr.supercore.error import ApiErrorCode
 
 from fedlgm.errors import RunError
 from simulations.deploy import commands, processes
+from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeployedNode, DeploymentFolder, Settings
 from simulations.engines.flower_processes import free_ports
 
@@ -225,3 +227,16 @@ def test_a_killed_supernode_is_told_from_a_connected_one(
     assert "answers and counts 2 nodes as connected" in said
     assert "node1: no SuperNode that `up` started runs here; the SuperLink counts a killed one as connected" in said
     assert "node0:" not in said
+
+
+def test_a_node_is_registered_once_by_flowers_code_of_the_error(
+    folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of registered nodes may be lost; other refusals are shown."""
+    codes = [int(ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE), int(ApiErrorCode.PUBLIC_KEY_NOT_VALID)]
+    said = iter([f'{{"success": false, "error-message": "[code: {code}] Public key refused."}}' for code in codes])
+    monkeypatch.setattr(Flower, "text", lambda *arguments: next(said))
+    flower = Flower(folder)
+    flower.register("node0")
+    with pytest.raises(RunError, match=r"\[code: 22\]"):
+        flower.register("node0")

@@ -22,7 +22,7 @@ from simulations.deploy import submit
 from simulations.deploy.create import create
 from simulations.deploy.server_entry import DeployedAssembly, deployed, work_of
 from simulations.deploy.signer import Signer
-from strategies.node.questions import signed_at
+from strategies.node.questions import signed_at, unused_at
 
 RECIPE = recipes.load("nodes", ["model.hidden=[8]", "federation.rounds=2", "privacy.max_participations=2"])
 
@@ -118,6 +118,12 @@ def test_the_process_answers_and_survives_what_is_no_question(folder, question):
             signed_at(folder.signer.socket, replace(question, run="mine"))
         signature = signed_at(folder.signer.socket, question)
         assert protocol.verify(folder.signer.key().public_key(), signature, "question", question.digest)
+        stem = question.run.rpartition("-")[0]
+        assert unused_at(folder.signer.socket, stem) == []
+        waiting = submit.register(folder, RECIPE, fresh=True)
+        assert unused_at(folder.signer.socket, stem) == [waiting]
+        with pytest.raises(RunError, match="stem"):
+            unused_at(folder.signer.socket, "../*")
         assert not protocol.verify(Ed25519PrivateKey.generate().public_key(), signature, "question", question.digest)
     finally:
         process.terminate()

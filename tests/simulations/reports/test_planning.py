@@ -54,6 +54,14 @@ def test_plans_of_a_folder_of_images_go_by_the_stated_number_and_runs_check_it(t
         plan_report(without)
 
 
+def test_an_accountant_without_a_bound_says_so_in_words():
+    """An infinite figure is kept for releases that are not private."""
+    shown = plain(plan_table(plan_report(recipes.load("distributed-digits"))))
+    assert "epsilon (PLD) this accountant has no bound for these releases epsilon (RDP) 8 at delta 1e-05" in shown
+    published = plain(plan_table(plan_report(recipes.load("ladp-fashion-mnist-published"))))
+    assert "epsilon (PLD) inf at delta 0.02 epsilon (RDP) inf at delta 0.02" in published
+
+
 def test_options_of_a_folder_of_images_fall_away_with_it():
     other = recipes.load("lm-dp-sgd-celeba", ["data.name=fashion-mnist", "model.name=cnn"])
     assert other.data.reading == {}

@@ -49,6 +49,16 @@ def test_the_rule(values, better, holds):
     assert Patience(2, "f", better).holds([rows[0], {"round": 9}, *rows[1:]]) is holds
 
 
+def test_a_run_that_ends_with_a_round_without_clients_is_read_like_any_other(tmp_path):
+    """Under local trust such a round is charged to nobody, so the ledger ends before the run does."""
+    clients = {"federation__sampling": "poisson", "federation__rate": 1e-6, "privacy__trust": "local",
+               "privacy__max_participations": 6}  # fmt: skip
+    result = run(tmp_path / "run", **clients)
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        assert ledger.rounds() == 0
+    assert RunFolder.open(tmp_path / "run").finished()["rounds"] == result["rounds"] == 3
+
+
 def test_a_model_that_does_not_improve_ends_the_run(tmp_path):
     result = run(tmp_path / "run")
     assert result["rounds"] == 3  # the first evaluation is the best one

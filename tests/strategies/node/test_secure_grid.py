@@ -16,6 +16,7 @@ from fedlgm.errors import ConfigError, Notice, RunError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.frames import HEADER
 from fedlgm.noised_in_shares import Shares
+from fedlgm.privacy.ledger import Ledger
 from strategies.node import polling
 from strategies.node.budgets import Need
 from tests.support import secure_nodes
@@ -144,6 +145,41 @@ def test_a_node_that_drops_out_at_a_step(secure, monkeypatch, step):
     assert report.answered == [f"n{client}" for client in range(NODES) if client != 2 or in_sum]
     assert report.lost == ({} if in_sum else {"n2": report.lost["n2"]})
     assert secure.charges() == [1, 1, int(in_sum), 1, 1]
+
+
+@pytest.mark.parametrize("step", WHOLE[:2])
+def test_a_run_that_ends_before_any_node_is_charged_is_not_charged_either(secure, monkeypatch, step):
+    """The run's ledger counts the round once, with the attempt of the resumed run."""
+    patience = dataclasses.replace(QUICK, give_up_seconds=0.5)
+    with monkeypatch.context() as ending:
+        ending.setattr(frames, "exchange", silent(secure, {2: step, 3: step}))
+        with pytest.raises(RunError, match="resumes the run"):
+            secure.run(1, secure.grid(patience))
+    with Ledger(secure.ledger) as ledger:
+        assert ledger.participations() == {}
+    for client in (2, 3):
+        secure.served.start(secure.folders[client])
+    secure.run(1)
+    with Ledger(secure.ledger) as ledger:
+        assert ledger.participations() == dict.fromkeys(range(NODES), 1)
+        assert not ledger.repeated()
+    assert secure.charges() == [1] * NODES
+
+
+def test_a_run_is_charged_before_nodes_are_asked_for_their_vectors(secure, monkeypatch):
+    """A server that is killed then has the round on its ledger, whatever its nodes have released."""
+    found, exchange = [], secure.served.exchange
+
+    def looking(path, header, body, **more):
+        ask = Ask.model_validate(frames.parse_header(header.encode()))
+        with Ledger(secure.ledger) as ledger:
+            found.append((ask.ask, ledger.rounds()))
+        return exchange(path, header, body, **more)
+
+    monkeypatch.setattr(frames, "exchange", looking)
+    secure.run(2)
+    charged = {(step, rounds) for step, rounds in found if step in WHOLE}
+    assert charged == {("advertise", 0), ("share", 0), ("mask", 1), ("unmask", 1), ("mask", 2), ("unmask", 2)}
 
 
 @pytest.mark.parametrize("step", ["mask", "unmask"])

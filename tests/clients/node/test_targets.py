@@ -1,0 +1,79 @@
+"""Targets that a task's options do not take: an answer never depends on one example without noise."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clients.node import data as node_data
+from clients.node.folder import NodeFolder
+from clients.node.units import SingleExamples
+from fedlgm.errors import DataError
+from fedlgm.tasks.classification import Classification
+from tests.clients.node import test_example_level as example_level
+from tests.support import nodes
+from tests.support.nodes import ask, edit, make_node, rows, served
+
+TASK = "tests.clients.node.test_targets:UpTo"
+
+
+class UpTo(Classification):
+    """A task of an operator's own, with an option that a server chooses."""
+
+    def __init__(self, most: int = 9) -> None:
+        super().__init__()
+        self.most = most
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        if (y > self.most).any():
+            raise DataError(f"a label is larger than {self.most}")
+        return super().targets(y, part)
+
+
+def made(path: Path, unit: str) -> NodeFolder:
+    folder = make_node(path, unit=unit)
+    edit(folder, 'tasks = ["classification"', f'tasks = ["{TASK}", "classification"')
+    return folder
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_they_do_not_show(tmp_path, unit):
+    """An error in place of an answer would say without noise that a label is larger than 1."""
+    text, work = {
+        "client": (nodes.plan().to_json(), nodes.WORK),
+        "example": (example_level.plan().to_json(), example_level.WORK),
+    }[unit]
+    with served(made(tmp_path / "node", unit)) as folder:
+        said, body = ask(folder, text=text, work=work | {"task": {"name": TASK, "most": 1}})
+        assert said["ok"], said
+        assert nodes.numbers(body).std() > 0
+        assert len(rows(folder)) == 1
+        assert "a label is larger than 1" in folder.path.with_name("node.log").read_text()
+
+
+def test_the_other_examples_count(tmp_path):
+    """The result is a sum over examples also here: the data are those of a node without such examples."""
+    folder = made(tmp_path / "node", "example")
+    section = folder.policy().data
+    data = node_data.read(section, folder.path)
+    for most in (9, 1, 0):
+        found = SingleExamples().examples(data, partial(node_data.targets, section, task=UpTo(most)))
+        fit = data.y <= most
+        assert torch.equal(found.x, data.x[fit])
+        assert torch.equal(found.y, data.y[fit])
+
+
+@pytest.mark.parametrize("trust", ["local", "central"])
+def test_a_plan_for_users_is_refused_before_it_is_charged(tmp_path, trust):
+    raw = json.loads(nodes.plan(trust=trust).to_json())
+    raw["facts"]["sampling"]["of"] = "user"
+    with served(make_node(tmp_path / "node", trust=["local", "central"])) as folder:
+        said, _ = ask(folder, text=json.dumps(raw))
+        assert said["code"] == "plan"
+        assert "a plan for users" in said["why"]
+        assert rows(folder) == []
