@@ -271,12 +271,11 @@ def simulate(
         ConfigError, DataError, PrivacyError, RunError: an argument or setting cannot be used; one message says why, if
             possible before anything is written.
     """
-    if users is not None:
-        data = data_sets.with_users(data, users)
     if task is None:
         task = models.task_of(model)
     given = {
-        "task": task, "mechanism": mechanism, "model": model, "data": data, "partition": partition,
+        "task": task, "mechanism": mechanism, "model": model, "partition": partition,
+        "data": data_sets.with_users(data, users),
         "server_optimizer": server_optimizer, "trainer": trainer, "metrics": metrics,
         "evaluate": evaluate, "noise": noise,
     }  # fmt: skip
@@ -342,8 +341,7 @@ def resume(
         RunError: there is no such run, or objects or clients differ from those of the run.
     """
     refuse_unknown("resume", objects, [field.name for field in fields(Own)])
-    if users is not None:
-        objects["data"] = data_sets.with_users(objects.get("data"), users)
+    objects["data"] = data_sets.with_users(objects.get("data"), users)
     own = own_of(objects)
     require_callback(progress)
     summary = launch.resume(

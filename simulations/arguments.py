@@ -117,8 +117,7 @@ def recipe_of(
     own.into(raw)
     bundled = own.data is not None and (recipe is None or recipe in recipes.names())
     if bundled:
-        # A bundled recipe's name and public seed belong to its public data: with the seed anybody can draw the noise.
-        raw["name"] = "own-data"
+        raw["name"] = "own-data"  # a bundled recipe's name and public seed belong to its public data
         raw.get("run", {}).pop("seed", None)
         if raw["data"]["partition"] == "natural":
             few_sites(raw)

@@ -288,7 +288,7 @@ def with_users(data: Any, users: Any) -> Any:
 
     Args:
         data: own data, as for `load`.
-        users: a column of tables, or the user of each training example [n].
+        users: a column of tables, or the user of each training example [n]; None leaves the data as they are.
 
     Raises:
         DataError: the data are a bundled set or a function.
@@ -297,6 +297,8 @@ def with_users(data: Any, users: Any) -> Any:
     >>> load(with_users({"train": (x, y), "test": (x, y)}, ["ann", "ann", "ben", "cleo"])).train_user.tolist()
     [0, 0, 1, 2]
     """
+    if users is None:
+        return data
     if isinstance(data, DataSet):
         return dataclasses.replace(data, train_user=user_numbers(users, len(data.train_y)), clients=None)
     if isinstance(data, Mapping):

@@ -94,17 +94,24 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
             "leave data out and give public examples"
         )
     if isinstance(given, DataSet):
-        clients = None if given.clients is None else len(given.clients)
+        clients = _number(given.clients, given.train_user)
         test = (given.test_x, given.test_y)
         return DataSet.from_arrays(test, test, classes=given.classes, name=given.name), clients
     if not isinstance(given, Mapping) or "test" not in given:
         raise DataError("data: give a fedlgm.data.DataSet or {'train': (x, y), 'test': (x, y)}")
-    clients = len(given["clients"]) if given.get("clients") is not None else None
     columns: Any = getattr(given["test"], "column_names", None) or getattr(given["test"], "columns", ())
     named = isinstance(given.get("users"), str) and given["users"] in list(columns)
+    clients = _number(given.get("clients"), None if isinstance(given.get("users"), str) else given.get("users"))
     owners = ("clients",) if named else ("clients", "users")  # a column is no feature
     kept = {key: value for key, value in given.items() if key not in owners}
     return DataSet.from_mapping(kept | {"train": given["test"]}), clients
+
+
+def _number(clients: Any, users: Any) -> int | None:
+    """The public number of clients, or of users, that data name; None if the recipe gives it."""
+    if clients is not None:
+        return len(clients)
+    return None if users is None else len(np.unique(np.asarray(users)))
 
 
 def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlgm import allocation, mechanisms
+from fedlgm import data as data_sets
 from fedlgm.data import DataSet
 from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError
@@ -74,6 +75,7 @@ def recommend(
     *,
     model: Any = None,
     data: Any = None,
+    users: Any = None,
     public: Any = None,
     task: Any = None,
     overrides: Overrides = (),
@@ -91,6 +93,7 @@ def recommend(
         recipe: as for `simulate`; it gives population, sampling, local training, bound and budget.
         model: as for `simulate`.
         data: as for `simulate`; only shapes and test examples are read.
+        users: as for `simulate`; only their number is read. For a column of tables `federation.clients` gives it.
         public: examples for the computation: "test" (the recipe's test examples), the name of a data set, such as
             "digits/public", or a `DataSet` or mapping, whose training examples are public; or (x [n, ...],
             y [n, ...]). None generates examples of the right shape, with a warning.
@@ -114,7 +117,7 @@ def recommend(
         (1.0, True)
     """
     refuse_unknown("recommend", options)
-    setting, source = setting_of(recipe, model, data, public, task, overrides, examples)
+    setting, source = setting_of(recipe, model, data_sets.with_users(data, users), public, task, overrides, examples)
     assembly, parsed = setting.assembly, setting.assembly.recipe
     with torch_threads(1):
         work = Work.of(assembly)

@@ -40,10 +40,9 @@ def setting_of(
     """The recipe's objects over public examples only."""
     outline, clients = outline_of(data)
     names, objects = apart({"task": task, "model": model, "data": data})
-    parsed = recipe_of(recipe, Own(**(objects | ({} if outline is None else {"data": outline}))), names, overrides)
-    if clients is not None:
-        federation = parsed.federation.model_copy(update={"clients": clients})
-        parsed = parsed.model_copy(update={"federation": federation})
+    own = Own(**(objects | ({} if outline is None else {"data": outline})))
+    counted = {} if clients is None else {"federation.clients": clients}
+    parsed = recipe_of(recipe, own, names, overrides, counted)
     if not mechanisms.is_private(parsed.mechanism.name):
         raise ConfigError(f"mechanism.name: {parsed.mechanism.name} adds no noise, so there is nothing to advise")
     refuse_private(parsed, objects.get("data"), public)

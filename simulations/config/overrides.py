@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from fedlgm import mechanisms
+from fedlgm import data, mechanisms
 from fedlgm.errors import ConfigError
 from simulations.config.messages import OPTIONS, SECTIONS
 from simulations.config.named_sections import READING
@@ -22,9 +22,10 @@ _NAMING = {"mechanism": "name", "model": "name", "task": "name", "trainer": "nam
 def override(raw: dict[str, Any], texts: Overrides) -> None:
     """Set values in a recipe's plain values.
 
-    With another mechanism, variant, model or partition scheme, options that it does not have are removed; `rate` and
-    `cohort` of [federation] replace each other. The title is removed if keys outside [run] change, because it
-    describes the recipe as written.
+    With another mechanism, variant or partition scheme, options that it does not have are removed, and with another
+    model all keys of [model] but `seed`. `rate` and `cohort` of [federation] replace each other. The title is removed
+    if keys outside [run] change, because it describes the recipe as written. A seed is removed with the published data
+    that it belongs to (see `without_public_seed`).
 
     Args:
         raw: changed in place.
@@ -62,8 +63,10 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
             sections.get(section, {}).pop(keys[0], None)
         else:
             sections.setdefault(section, {})[keys[0]] = parsed
+    before = name_of_data(raw)
     for section, values in sections.items():
         raw[section] = laid_over(section, raw.get(section, {}), values)
+    without_public_seed(raw, before, sections.get("run"))
     if changed - {"name", "run"} and "title" not in changed:
         raw.pop("title", None)
 
@@ -116,6 +119,31 @@ def removes(section: str, key: str, value: Any) -> bool:
     return bool(value == "none") and not (key and _NAMING.get(section) == key)
 
 
+def name_of_data(raw: Mapping[str, Any]) -> Any:
+    """Name of the data set in a recipe's plain values; None if there is none."""
+    section = raw.get("data")
+    return section.get("name") if isinstance(section, Mapping) else None
+
+
+def without_public_seed(raw: dict[str, Any], before: Any, chosen: Any) -> None:
+    """Remove the seed if own data replace a published set, since the noise of a known seed can be drawn again.
+
+    Args:
+        raw: changed in place.
+        before: name of the set to which the seed belongs.
+        chosen: the section [run] that comes with the own data; a seed in it stays.
+
+    Example:
+        >>> raw = {"data": {"name": "table"}, "run": {"seed": 7}}
+        >>> without_public_seed(raw, "digits", chosen=None)
+        >>> raw["run"]
+        {}
+    """
+    replaced = data.is_bundled(before) and not data.is_bundled(name_of_data(raw))
+    if replaced and not (isinstance(chosen, Mapping) and "seed" in chosen) and isinstance(raw.get("run"), dict):
+        raw["run"].pop("seed", None)
+
+
 def laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """A section's values over its previous ones; options that only the previously named object has are dropped."""
     kept = dict(below)
@@ -128,7 +156,9 @@ def laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dic
     naming = _NAMING.get(section, "")
     name = above.get(naming, below.get(naming))
     variant = above.get("variant", below.get("variant", "sound")) if section == "mechanism" else None
-    if name != below.get(naming) or variant not in (None, below.get("variant", "sound")):
+    if section == "model" and name != below.get("name"):
+        kept = {key: value for key, value in kept.items() if key == "seed"}  # `hidden` of another model may be a number
+    elif name != below.get(naming) or variant not in (None, below.get("variant", "sound")):
         with suppress(ConfigError):  # an unknown name is reported when the whole recipe is checked
             options = OPTIONS[section](str(name)) if variant is None else mechanisms.options(str(name), str(variant))
             kept = {key: value for key, value in kept.items() if key in {*SECTIONS[section].model_fields, *options}}

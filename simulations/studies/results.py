@@ -206,21 +206,22 @@ class Study:
 
     @named_arguments
     def difference(
-        self, a: Any, b: Any, metric: str | None = None, at: Mapping[str, Any] | None = None, by: str = "method"
+        self, a: Any, b: Any, metric: str | None = None, at: Mapping[str, Any] | None = None, by: str | None = None
     ) -> StudyDifference:
-        """Difference between the figures of methods `a` and `b`, paired by seed.
+        """Difference between the figures of two methods, models, or values of another key, paired by seed.
 
         Args:
-            a: label of a method, or a value of the key `by`.
-            b: label of the other method, or another value of the key.
+            a: label of a method or model, or a value of another key of the grid.
+            b: another label or value of the same key.
             metric: metric to compare; default: the task's headline.
             at: values of the grid's keys that cells must have; default: all cells.
-            by: key of the grid that is compared, such as "model"; default: the methods.
+            by: key of the grid that is compared, such as "model"; default: the first one that has both values.
 
         Raises:
             ConfigError: a label, key or metric is unknown, or there is no cell for which both have at least two seeds.
         """
         name = metric or self.headline
+        by = by or self._key_of(a, b)
         if by not in self.keys:
             raise ConfigError(f"by: {by!r} is not a key of this study; it has {', '.join(self.keys)}")
         for label in (a, b):
@@ -229,6 +230,13 @@ class Study:
         frames.check_metric(self._frame, frames.metrics_of(self._frame, self.keys), name)
         others = self.compared_keys if by == "method" else ["method", *(key for key in self.compared_keys if key != by)]
         return _differences(self._frame, self.records.beside, (by, a, b), name, others, at or {})
+
+    def _key_of(self, a: Any, b: Any) -> str:
+        """The first key with both values; if there is none, the first with several, whose values a message lists."""
+        known = {key: frames.values_of(self._frame, key) for key in ("method", *self.compared_keys)}
+        holding = [key for key, values in known.items() if a in values and b in values]
+        varied = [key for key, values in known.items() if len(values) > 1]
+        return next(iter((*holding, *varied)), "method")
 
     @property
     def search(self) -> DataFrame:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlgm import data as data_sets
 from fedlgm import models
 from fedlgm.errors import ConfigError, FedlgmError, check_count
 from fedlgm.extension import named_arguments
@@ -35,6 +36,7 @@ def study(
     *,
     model: Any = None,
     data: Any = None,
+    users: Any = None,
     task: Any = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
     seeds: int = 3,
@@ -57,6 +59,7 @@ def study(
         recipe: a bundled recipe's name, a file, or a `Recipe`; default: `digits`.
         model: see `simulations.simulate`; pass a class or function for a different initial model with each seed.
         data: see `simulations.simulate`.
+        users: see `simulations.simulate`.
         task: see `simulations.simulate`.
         grid: {"mechanism": entries, "model": entries, any recipe key: values}. A mechanism is an object, a class, a
             name, "name:variant", "package.module:Class", or (label, one of these[, {option: value}]). Options with a
@@ -89,7 +92,7 @@ def study(
         raise ConfigError(f"grid maps keys to lists, such as {{'mechanism': ['uniform', 'gaussian']}}, got {grid!r}")
     axes = dict(grid or {})
     given = {
-        "model": model, "data": data, "metrics": metrics, "evaluate": evaluate,
+        "model": model, "data": data_sets.with_users(data, users), "metrics": metrics, "evaluate": evaluate,
         "task": task or (networks.task_of(axes[MODEL]) if MODEL in axes else models.task_of(model)),
     }  # fmt: skip
     base, own, shared = base_of(recipe, axes, given, overrides)

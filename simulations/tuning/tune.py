@@ -8,6 +8,7 @@ Source: Papernot and Steinke (ICLR 2022), Theorems 2 and 6. Published values may
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import math
@@ -24,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fedlgm import data as data_sets
 from fedlgm.errors import DivergedError, RunError
 from fedlgm.extension import named_arguments
 from fedlgm.files import PUBLIC, drafted, path_of, replacing, write_durably
@@ -32,7 +34,7 @@ from fedlgm.privacy import Ledger
 from fedlgm.privacy.selection import Law, draw_runs
 from simulations import launch
 from simulations.api import RunResult, result_of
-from simulations.arguments import recipe_of
+from simulations.arguments import recipe_of, refuse_unknown
 from simulations.config.overrides import Overrides
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Recipe
@@ -116,7 +118,7 @@ def tune(
             set.
         overrides: as for `simulate`.
         folder: folder to create; default: `runs/<recipe>-search-<time>`.
-        objects: model, task, data, mechanism, partition, server_optimizer, as for `simulate`.
+        objects: model, task, data, users, mechanism, partition, server_optimizer, as for `simulate`.
 
     Returns:
         The published run, with both epsilons.
@@ -134,7 +136,9 @@ def tune(
         >>> found["epsilon_one_run"] < found.epsilon, sorted(path.name for path in found.folder.iterdir())
         (True, ['ledger.sqlite', 'model.safetensors', 'private', 'recipe.toml', 'result.json', 'search.json'])
     """
-    own = own_of(objects)
+    users = objects.pop("users", None)
+    refuse_unknown("tune", objects, [field.name for field in dataclasses.fields(Own)])
+    own = own_of(objects | {"data": data_sets.with_users(objects.get("data"), users)})
     base = recipe_of(recipe, own, [], overrides)
     planned = Search.of(base, search or {}, expected_runs, law, own, score_epsilon)
     default = Path("runs") / f"{base.name}-search-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -219,6 +219,17 @@ class TestAnotherChoice:
         assert recipes.load("digits", ["federation.cohort=20"]).federation.rate is None
         assert recipes.load("digits", ["model.name=logistic"]).model.options == {}
 
+    def test_a_model_takes_no_option_from_another_one_that_has_one_of_the_same_name(self, tmp_path, monkeypatch):
+        (tmp_path / "nets_of_mine.py").write_text(
+            "import torch\n\n\nclass Net(torch.nn.Linear):\n"
+            "    def __init__(self, hidden: int = 3):\n        super().__init__(64, 10)\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        assert recipes.load("digits", ["model.name=nets_of_mine:Net"]).model.options == {}
+        assert recipes.load("digits", ["model.name=gru", "model.seed=4"]).model.options == {}  # its hidden is a number
+        assert recipes.load("digits", ["model.name=nets_of_mine:Net", "model.hidden=5"]).model.options == {"hidden": 5}
+        assert recipes.load("digits", ["model.name=mlp"]).model.options == recipes.load("digits").model.options
+
     @pytest.mark.parametrize("order", [1, -1])
     def test_options_given_with_it_must_fit(self, order):
         fitting = ["data.partition=dirichlet-large", "data.alpha=2"][::order]
@@ -227,6 +238,24 @@ class TestAnotherChoice:
             recipes.load("digits", ["mechanism.name=none", "mechanism.bound=2"][::order])
         with pytest.raises(ConfigError, match="exactly one"):
             recipes.load("digits", ["federation.cohort=20", "federation.rate=0.1"][::order])
+
+    @pytest.mark.parametrize("name", ["table", "image-folder", "mine.data:load", "hf:someone/set"])
+    def test_own_data_do_not_take_the_public_seed_of_a_published_set(self, name, tmp_path):
+        own = f"data.name={name}"
+        given = {"table": ["data.file=a.csv", "data.test_file=b.csv", "data.target=y"], "image-folder": ["data.dir=."]}
+        more = [own, *given.get(name, [])]
+        assert recipes.load("digits", more).run.seed is None
+        assert recipes.load("digits", [*more, "run.seed=3"]).run.seed == 3
+        path = tmp_path / "mine.toml"
+        path.write_text(f'extends = "digits"\n[data]\nname = "{name}"\n')
+        assert recipes.read(path)["run"].get("seed") is None
+        path.write_text(f'extends = "digits"\n[data]\nname = "{name}"\n[run]\nseed = 4\n')
+        assert recipes.read(path)["run"]["seed"] == 4
+
+    def test_a_published_set_keeps_the_seed(self):
+        assert recipes.load("digits", ["data.name=digits/private"]).run.seed == 7
+        assert recipes.load("digits", ["data.name=fashion-mnist"]).run.seed == 7
+        assert recipes.load("lm-dp-sgd-celeba", ["data.dir=."]).run.seed is not None
 
     def test_by_another_recipe(self, tmp_path):
         path = tmp_path / "mine.toml"

@@ -66,6 +66,7 @@ def test_models_are_compared_by_seed(finished: Study) -> None:
     pairs = frame[frame["method"] == "uniform"].pivot(index="seed", columns="model", values="accuracy")
     assert found.cells["mean"][0] == pytest.approx((pairs["Net"] - pairs["linear"]).mean())
     assert finished.difference("uniform", "gaussian", at={"model": "Net"}).seeds == 2
+    assert str(finished.difference("Net", "linear")) == str(found)  # only one key of the grid has these values
     with pytest.raises(ConfigError, match="no model 'net' in this study; it has Net, linear"):
         finished.difference("net", "linear", by="model")
     with pytest.raises(ConfigError, match="by: 'modle' is not a key of this study; it has method, mechanism, model"):
