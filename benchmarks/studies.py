@@ -164,7 +164,8 @@ def overview(found: Mapping[str, Any]) -> str:
     rows += [("; ".join(sorted(papers)), *made) for made, papers in grouped.items()]
     parts = [
         table(["paper", "command", "outcome"], sorted(rows)),
-        f"**Data not at hand** (CIFAR-10, CIFAR-100 or MNIST): {', '.join(sorted(no_data))}.",
+        "**Data not at hand** (CIFAR-10, CIFAR-100 or MNIST; a study runs once `data.dir` names a folder with the set): "
+        f"{', '.join(sorted(no_data))}.",
         f"**Not made**: {'; '.join(sorted(not_made))}.",
     ]
     return "\n\n".join(parts)
