@@ -30,7 +30,7 @@ _SHARES: dict[str, Rule] = {
 }
 
 MECHANISMS: dict[str, Any] = {}
-"""The mechanisms that are no rules, by name; `fedlgm.mechanisms` fills it, and a rule must have another name."""
+"""The mechanisms that are not rules, by name; `fedlgm.mechanisms` fills it, and a rule must have another name."""
 
 
 def names() -> tuple[str, ...]:

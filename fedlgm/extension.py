@@ -28,7 +28,7 @@ _OWNER = ("self", "cls")
 OWN = "your own as 'package.module:name'"
 
 HUB = "hf:"
-"""Beginning of the name of a data set of the Hugging Face Hub, which is no reference."""
+"""Beginning of the name of a data set of the Hugging Face Hub, which is not a reference."""
 
 
 def is_reference(name: object) -> bool:
@@ -284,7 +284,7 @@ def made(found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str
         found: the class or function.
         label: beginning of a message, such as "task 'mypkg.tasks:Own'".
         options: the recipe's options.
-        filled: values that the library supplies for parameters of these names; they are no options.
+        filled: values that the library supplies for parameters of these names; they are not options.
 
     Raises:
         ConfigError: an option is unknown, arguments do not fit, or as in `users_code`.

@@ -377,7 +377,7 @@ class ReleasePlan:
         Most rounds of a run send the same text, which gives the same plan object, since plans do not change.
 
         Raises:
-            ConfigError, PrivacyError: the text is no plan, or an inconsistent one.
+            ConfigError, PrivacyError: the text is not a plan, or an inconsistent one.
         """
         return plan_text.read(layers, text, ReleasePlan, UnprotectedPlan)
 

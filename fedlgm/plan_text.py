@@ -54,7 +54,7 @@ def read(layers: LayerTable, text: str, protected: type[ReleasePlan], unprotecte
         unprotected: class of one that does not.
 
     Raises:
-        ConfigError, PrivacyError: the text is no plan, or an inconsistent one.
+        ConfigError, PrivacyError: the text is not a plan, or an inconsistent one.
     """
     try:
         raw = json.loads(text)

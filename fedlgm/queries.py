@@ -289,7 +289,7 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
         ConfigError: another query already has the name.
 
     Example:
-        >>> register(BelowBound) is BelowBound  # the same class again is no conflict
+        >>> register(BelowBound) is BelowBound  # the same class again is not a conflict
         True
     """
     enter(_KINDS, kind.name, kind, "query")

@@ -84,7 +84,7 @@ def standardise(
 
     Raises:
         ConfigError: the ranges or the unit do not fit.
-        DataError: the inputs are no table, or private statistics have already standardised them.
+        DataError: the inputs are not a table, or private statistics have already standardised them.
         LedgerError: the ledger is that of other data.
 
     Example:

@@ -50,7 +50,7 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
         The step; for a step given as an object a copy, so that no two runs share its state.
 
     Raises:
-        ConfigError: the name is unknown, or the object is no step.
+        ConfigError: the name is unknown, or the object is not a step.
 
     Example:
         >>> server_step("sgd", lr=0.5, momentum=0.0).step(torch.tensor([1.0]), torch.tensor([2.0])).tolist()

@@ -165,7 +165,7 @@ def _own(name: str) -> OwnAudit | None:
     found: Any = named(_METHODS, name, "audit method")
     if found is None:
         return None
-    wrong = misfit(found, None, None, None) if callable(found) else "it is no function"
+    wrong = misfit(found, None, None, None) if callable(found) else "it is not a function"
     if wrong:
         raise ConfigError(f"audit {name!r} must be a function (subject, settings, progress) -> AuditResult: {wrong}")
     return cast(OwnAudit, found)

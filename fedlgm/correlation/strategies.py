@@ -115,7 +115,7 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
 
 def _find(name: str) -> Strategy:
     found: Strategy = named(_STRATEGIES, name, "correlation")
-    wrong = misfit(found, 1) if callable(found) else "it is no function"
+    wrong = misfit(found, 1) if callable(found) else "it is not a function"
     if wrong:
         raise ConfigError(f"correlation {name!r} must be a function (rounds, **options) -> Correlation: {wrong}")
     return found

@@ -61,7 +61,7 @@ def read_hub(
     if len(splits) != 2 or splits[0] == splits[1]:
         raise DataError(f"data.splits: must be two different splits, for training and test; got {list(splits)}")
     if folder is not None and not Path(folder).is_dir():
-        raise DataError(f"data.dir: {str(folder)!r} is no folder; it must hold the files of {name!r}")
+        raise DataError(f"data.dir: {str(folder)!r} is not a folder; it must hold the files of {name!r}")
     path = name.removeprefix(HUB) if folder is None else str(Path(folder).resolve())
     try:
         try:

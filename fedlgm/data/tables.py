@@ -29,7 +29,7 @@ _Columns = dict[str, Any]
 
 
 class Unfit(DataError):
-    """A column that is no feature; `fault` says why in a word or two."""
+    """A column that is not a feature; `fault` says why in a word or two."""
 
     def __init__(self, message: str, fault: str) -> None:
         super().__init__(message)

@@ -18,7 +18,7 @@ def as_pair(part: Any) -> Any:
     Every item is read once, so a random transform is drawn once. Several inputs become a tuple of arrays.
 
     Raises:
-        DataError: the set has no length, is a loader, or its items are no tuples of equal shapes.
+        DataError: the set has no length, is a loader, or its items are not tuples of equal shapes.
 
     Example:
         >>> x, y = as_pair(torch.utils.data.TensorDataset(torch.zeros(3, 2), torch.arange(3)))

@@ -140,7 +140,7 @@ class Head(NamedTuple):
         """Inverse of `str`.
 
         Raises:
-            LedgerError: the text is no head.
+            LedgerError: the text is not a head.
         """
         count, colon, value = text.partition(":")
         if not (colon and count.isdigit()):

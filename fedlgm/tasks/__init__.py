@@ -103,7 +103,7 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
         **values: options of the task.
 
     Raises:
-        ConfigError: the task is unknown, cannot be imported, is no task, or does not take an option.
+        ConfigError: the task is unknown, cannot be imported, is not a task, or does not take an option.
 
     >>> import torch
     >>> get("regression", loss="huber").losses(torch.zeros(2, 1), torch.tensor([0.5, 3.0])).tolist()

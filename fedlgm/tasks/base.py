@@ -278,7 +278,7 @@ def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
             raise ConfigError(
                 f"{label}: metric {name!r} is {value:.6g} over one batch and {parts[name]:.6g} over two of the same "
                 "examples: `sums` must give sums over examples, and `count` how many terms they have; a figure of the "
-                "whole set, such as AUC, is no such mean: return it from `set_metrics`"
+                "whole set, such as AUC, is not such a mean: return it from `set_metrics`"
             )
 
 

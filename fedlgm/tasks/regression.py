@@ -69,7 +69,7 @@ class Regression(RealTargets):
         self._loss = loss
 
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """See `Task`; names of classes are no numbers."""
+        """See `Task`; names of classes are not numbers."""
         if data.labels is not None:
             raise ConfigError(
                 f"task 'regression' needs numbers as targets, but those of {data.name!r} are names of classes "

@@ -37,7 +37,7 @@ def factors(schedule: str, count: int, unit: str = "round") -> np.ndarray:
         [1.0, 0.75, 0.5, 0.25]
     """
     made = named(_NAMED, schedule, "schedule")
-    wrong = misfit(made, 1, count) if callable(made) else "it is no function"
+    wrong = misfit(made, 1, count) if callable(made) else "it is not a function"
     if wrong:
         raise ConfigError(f"schedule {schedule!r} must be a function ({unit}, {unit}s) -> factor: {wrong}")
     found = []

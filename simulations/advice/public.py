@@ -102,7 +102,7 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
     columns: Any = getattr(given["test"], "column_names", None) or getattr(given["test"], "columns", ())
     named = isinstance(given.get("users"), str) and given["users"] in list(columns)
     clients = _number(given.get("clients"), None if isinstance(given.get("users"), str) else given.get("users"))
-    owners = ("clients",) if named else ("clients", "users")  # a column is no feature
+    owners = ("clients",) if named else ("clients", "users")  # a column is not a feature
     kept = {key: value for key, value in given.items() if key not in owners}
     return DataSet.from_mapping(kept | {"train": given["test"]}), clients
 

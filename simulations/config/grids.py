@@ -53,7 +53,7 @@ def listed(name: str, values: Any, least: int = 1) -> list[Any]:
         least: least number of values.
 
     Raises:
-        ConfigError: the values are no list, or there are too few.
+        ConfigError: the values are not a list, or there are too few.
 
     Example:
         >>> listed("search['training.lr']", (0.1, 0.5))

@@ -75,7 +75,7 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
     """(path, value) of each override; the value None removes the key.
 
     Raises:
-        ConfigError: an override has no path, or is no text.
+        ConfigError: an override has no path, or is not text.
 
     Example:
         >>> list(settings(["privacy.epsilon=2", "run.seed=none"]))

@@ -40,7 +40,7 @@ def export_adapter(run: Path | str, out: Path | str | None = None, module: nn.Mo
 
     Raises:
         ConfigError: the model has no adapters, or as in `load_model`.
-        RunError: the run has not changed any adapter, `out` is no folder, or as in `load_model`.
+        RunError: the run has not changed any adapter, `out` is not a folder, or as in `load_model`.
     """
     folder = Path(run) / "adapter" if out is None else Path(out)
     told, loaded = metadata(run), load_model(run, module)

@@ -133,7 +133,7 @@ def described(recipe: Recipe) -> str:
     """A run's noise process and participation in words."""
     privacy_, sampling = recipe.privacy, recipe.sampling
     noise = recipe.noise
-    if noise is None or noise.is_independent:  # one band is no correlation
+    if noise is None or noise.is_independent:  # one band is not a correlation
         kind = "independent in every round"
     elif noise.bands is None:
         kind = f"correlated over rounds ({privacy_.noise}, {len(noise.decays)} buffers)"

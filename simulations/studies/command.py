@@ -212,5 +212,5 @@ def _list(as_json: bool) -> None:
 
     console.print("Bundled studies; what each needs: --json, or docs/results/studies.md", markup=False)
     listed(console, [(name, study.title) for name, study in found.items()])
-    console.print("\nTables and figures that are no grids of runs", markup=False)
+    console.print("\nTables and figures that are not grids of runs", markup=False)
     listed(console, [(name, f"{other.title}; {other}") for name, other in others.items()])

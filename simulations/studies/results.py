@@ -36,7 +36,7 @@ class StudyDifference(Difference):
             have, for the seeds with the most cells (see `Difference`); NaN if there is only one such seed.
         cells: one row per cell: the grid's keys, mean, low, high, p, `p_holm` (adjusted for the number of cells),
             seeds, `left_out` (further seeds, of which a run diverged or failed), the proven epsilon of both sides, and
-            `claimed`. This is true if `p_holm` is below 0.05, no seed is left out (runs that diverge are no random
+            `claimed`. This is true if `p_holm` is below 0.05, no seed is left out (runs that diverge are not a random
             sample) and, after a search, the difference has the same sign and p below 0.05 with both methods one step
             lower and one step higher.
 

@@ -76,7 +76,7 @@ class AnswerCheck:
             why = f"its ledger is older than its answer: {position.seq} releases, the answer is release {seq}"
             return Problem(why, lasting=True)
         if position.test != self._test:
-            why = "it is a node for tests: its noise is known" if position.test else "it is no node for tests"
+            why = "it is a node for tests: its noise is known" if position.test else "it is not a node for tests"
             return Problem(why)
         plan = self.plan(question)
         try:

@@ -209,7 +209,7 @@ def test_metrics_that_are_no_means_over_examples_are_refused(tmp_path: Path) -> 
         def metrics(self, means: dict[str, float]) -> dict[str, float]:
             return {**super().metrics(means), "auc": means["auc"]}
 
-    with pytest.raises(ConfigError, match=r"metric 'auc' is .* such as AUC, is no such mean"):
+    with pytest.raises(ConfigError, match=r"metric 'auc' is .* such as AUC, is not such a mean"):
         simulations.simulate(model=Net, data=DATA, task=Ranked(), overrides=SMALL, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -122,8 +122,8 @@ def test_a_summary_that_states_another_second_epsilon_is_refused(tmp_path):
         ({"privacy.accountant": "pld"}, "set privacy.accountant = 'rdp'"),
         ({"privacy.trust": "central", "privacy.max_participations": None}, "for trust 'distributed', not 'central'"),
         ({"privacy.noise": "banded"}, "needs privacy.trust = 'central': under distributed trust"),
-        ({"mechanism.name": "none"}, "not private"),
-        ({"mechanism.name": "laplace-inid"}, "asks for laplace noise"),
+        ({"mechanism.name": "none"}, "needs a private plan"),
+        ({"mechanism.name": "laplace-inid"}, "the plan has laplace noise"),
         ({"mechanism.name": "time-varying"}, "this mechanism's noise changes over the rounds"),
     ],
 )

@@ -125,7 +125,7 @@ class Participant:
                 raise Refusal("cohort", "this node's vector was masked for another set of members")
             return np.frombuffer(vector, "<u4")
         if not set(sharing) <= cohort.adverts.keys():
-            raise Refusal("cohort", "shares of a node that is no member of the cohort")
+            raise Refusal("cohort", "shares of a node that is not a member of the cohort")
         if len(sharing) < cohort.terms.threshold:
             raise Refusal("cohort", f"{len(sharing)} members shared secrets; {cohort.terms.threshold} are needed")
         held = {str(client): self._opened(session, cohort, client, text) for client, text in sealed.items()

@@ -114,7 +114,7 @@ def test_a_node_is_charged_before_its_vector_is_made_and_not_for_what_it_refuses
     for sealed, why in (
         ({client: delivered[client] for client in (1, 2)}, "3 members shared secrets; 4 are needed"),
         (delivered | {1: delivered[2]}, "client 1's shares for this node are not authentic"),
-        (delivered | {7: delivered[2]}, "no member of the cohort"),
+        (delivered | {7: delivered[2]}, "not a member of the cohort"),
         (delivered | {1: "AAAA"}, "not authentic"),
     ):
         with pytest.raises(Refusal, match=why):

@@ -277,7 +277,7 @@ def test_a_policy_lists_the_options_that_may_be_asked_for(tmp_path):
     assert Work.parse(work(PER_LAYER), policy).built() == built(PER_LAYER)
     for options, message in (
         (PER_LAYER | {"allocation": "max-snr"}, "allocation = 'max-snr'; allowed: 'uniform', 'snr-consistent'"),
-        (PER_LAYER | {"bound": 0.5}, "bound = 0.5; allowed: its default alone"),
+        (PER_LAYER | {"bound": 0.5}, "bound = 0.5; allowed: only its default"),
     ):
         with pytest.raises(Refusal, match="work: ") as refusal:
             Work.parse(work(options), policy)

@@ -153,12 +153,12 @@ def test_a_class_that_only_private_rows_have_and_damaged_files_are_refused(files
     ("name", "given", "message"),
     [
         ("hf:owner/absent", {}, r"'hf:owner/absent' is not in the local cache, and .* cannot be reached"),
-        ("hf:owner/name", {"data_dir": "nowhere"}, r"data\.dir: 'nowhere' is no folder; it must hold the files"),
+        ("hf:owner/name", {"data_dir": "nowhere"}, r"data\.dir: 'nowhere' is not a folder; it must hold the files"),
         ("hf:owner/name", {"data_dir": ".", "splits": ["train", "dev"]}, r"cannot be read: Unknown split \"dev\""),
         ("hf:owner/name", {"data_dir": ".", "subset": "other"}, r"cannot be read: BuilderConfig 'other' not found"),
         ("hf:owner/name", {"splits": ["train", "train"]}, r"data\.splits: must be two different splits"),
         ("hf:owner/name", {"data_dir": ".", "splits": ["train[:5]", "train[5:]"], "target": "character"},
-         r"data\.inputs: column 'image' holds an array per row: name it alone, as data\.inputs = \['image'\]"),
+         r"data\.inputs: column 'image' holds an array per row: name only it, as data\.inputs = \['image'\]"),
     ],
 )  # fmt: skip
 def test_a_mistake_about_the_hub_is_one_sentence(name, given, message, tmp_path, monkeypatch) -> None:

@@ -258,7 +258,7 @@ def test_wrong_data_never_reach_the_kernel(x: Tensor, y: Tensor, error: type[Exc
     native, model = trainer(nn.Sequential(nn.Linear(4, 2)))
     with pytest.raises(error):
         native.gradient(model, x, y)
-    with pytest.raises(ConfigError, match="has 11 parameters, its layer table 10"):
+    with pytest.raises(ConfigError, match="has 11 parameters, but its layer table has 10"):
         next(native.updates(torch.zeros(11), []))
 
 
