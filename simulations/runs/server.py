@@ -46,7 +46,7 @@ def serve(
     nodes: Nodes | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> RunSummary:
-    """Run (or continue) a federation over `grid` and return its summary.
+    """Run (or continue) a federation over `grid` and return its summary; a finished run releases nothing more.
 
     Args:
         grid: grid of the clients.
@@ -64,6 +64,11 @@ def serve(
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     nodes = nodes or AnyNode(assembly.efforts)
     with folder.locked():
+        if folder.result() is not None:  # its checkpoints may have been removed since, as its keys were
+            finished = folder.finished()
+            finished.update(folder.audited())
+            folder.forget_noise()
+            return finished
         folder.provenance.settle(provenance_of(assembly, nodes))
         folder.verify()
         recipe, layers = assembly.recipe, assembly.layers
