@@ -200,17 +200,19 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
         )
 
 
-def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes:
+def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False, keyed: bool = False) -> Nodes:
     """The assignment of nodes to clients from the run config of a Flower app.
 
     Args:
         assembly: the run's objects.
         kind: "workers" (any node serves any client: simulations) or "clients" (one node per client).
         simulated: whether "clients" are simulated SuperNodes, so that a public seed is allowed.
+        keyed: whether clients without a seed have keys that outlive a run of Flower, as those of the run's folder.
     """
     federation, run = assembly.recipe.federation, assembly.recipe.run
+    keyed = keyed or run.seed is not None
     if kind == "workers":
-        return AnyNode(assembly.efforts, federation.wait_for_nodes)
+        return AnyNode(assembly.efforts, federation.wait_for_nodes, keyed)
     if run.test_mode and run.seed is not None and not simulated:
         warnings.warn(Notice(TEST_MODE), stacklevel=2)
     return OneNodePerClient(
@@ -220,6 +222,7 @@ def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes
         federation.max_failures,
         simulated,
         run.test_mode,
+        keyed,
     )
 
 
