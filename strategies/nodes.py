@@ -31,6 +31,7 @@ class AnyNode:
     Attributes:
         work: expected effort of each client (see `strategies.cohort.blocks`); None keeps clients in order.
         wait: seconds to wait until a node connects.
+        keyed: whether nodes have the same keys when the run is resumed, so that they repeat their contributions.
 
     Example:
         >>> AnyNode(wait=5.0).single, OneNodePerClient().single  # whether a message carries one client alone
@@ -39,12 +40,17 @@ class AnyNode:
 
     single = test_mode = False
     simulated = True
-    repeats = True  # a round that is made again after an interruption has the same contributions, bit by bit
     round_timeout = quorum = max_failures = None
 
     work: np.ndarray | None = None
     wait: float = 120.0
+    keyed: bool = True
     _nodes: list[int] = field(default_factory=list, repr=False)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a round that is repeated after an interruption has the same contributions, bit by bit."""
+        return self.keyed
 
     def find(self, grid: Grid, population: int) -> None:
         """Find the workers, once.
@@ -90,6 +96,7 @@ class OneNodePerClient:
             any number while at least one node answers.
         simulated: whether the nodes belong to a simulation, where a public seed is allowed.
         test_mode: whether real nodes may run with a public seed, which protects nothing.
+        keyed: whether simulated nodes have the same keys when the run is resumed.
 
     Example:
         >>> OneNodePerClient(quorum=0.5).addresses([np.array([3, 4])])  # no node has connected yet
@@ -105,13 +112,14 @@ class OneNodePerClient:
     max_failures: int | None = None
     simulated: bool = False
     test_mode: bool = False
+    keyed: bool = True
     _nodes: dict[int, int] = field(default_factory=dict, repr=False)  # client -> node
     _known: set[int] = field(default_factory=set, repr=False)
 
     @property
     def repeats(self) -> bool:
-        """Whether a round that is repeated after an interruption has the same contributions, bit by bit."""
-        return self.simulated
+        """See `AnyNode.repeats`."""
+        return self.simulated and self.keyed
 
     def find(self, grid: Grid, population: int) -> None:
         """Find every client's node; later calls update nodes that left or joined.

@@ -109,7 +109,7 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(found)
         return
-    state = f"answers and counts {found['connected']} nodes as connected" if found["superlink"] else "does not answer"
+    state = f"answers and counts {found['connected']} nodes as connected" if found["superlink"] else found["problem"]
     _out.print(f"SuperLink at {found['address']}: {state}", markup=False)
     columns = ("node", "service", "supernode", "executor", "connected (UTC)", "epsilon spent", "releases left")
     nodes = table(None, columns, left=columns)

@@ -51,6 +51,10 @@ class Flower(FlwrCommand):
         return sum(map(is_online, self.nodes().values()))
 
     def healthy(self) -> bool:
-        """Whether the SuperLink answers, under the deployment's certificate."""
+        """Whether the SuperLink answers, under the deployment's certificate.
+
+        Raises:
+            RunError: the certificate is not accepted.
+        """
         context = ssl.create_default_context(cafile=str(self._folder.server / "ca.crt"))
         return answers(f"https://{self._folder.settings().local}", context)

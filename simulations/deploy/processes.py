@@ -115,7 +115,10 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
     the data set's whole life, and are None if the service does not answer.
     """
     settings, running, flower = folder.settings(), _found(folder), Flower(folder)
-    healthy = flower.healthy()
+    try:
+        healthy, problem = flower.healthy(), "does not answer"
+    except RunError as error:
+        healthy, problem = False, str(error)
     listed = flower.nodes() if healthy else {}
     nodes = []
     for node in settings.nodes:
@@ -135,6 +138,7 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
     return {
         "address": f"{settings.host}:{settings.port}",
         "superlink": healthy,
+        "problem": None if healthy else problem,
         "connected": sum(map(is_online, listed.values())),
         "nodes": nodes,
         "runs": [_run(path.parent) for path in sorted(folder.runs.glob("*/recipe.toml"))],

@@ -57,6 +57,8 @@ def run(
     if finished is not None:
         say(f"{target.path} is finished; --fresh starts another run")
         return target.finished()
+    with target.locked():  # by the ServerApp of a command that was killed, for example
+        pass
     if target.rows():
         say(f"continuing {target.path} after round {target.rows()[-1]['round']}")
     try:

@@ -63,7 +63,8 @@ def make_server_app() -> ServerApp:
             folder = new_folder.create(given or default_folder(recipe).resolve(), recipe)
         with new_folder.removed_if_refused(folder):
             assembly = Assembly(recipe, _own(context.run_config))
-            nodes = nodes_of(assembly, _kind(context.run_config), simulated=_simulated(context.run_config))
+            config = context.run_config
+            nodes = nodes_of(assembly, _kind(config), simulated=_simulated(config), keyed=bool(config.get("keys")))
             result = serve(grid, assembly, folder, "flower", print_row, nodes=nodes)
         name, value = headline(result)
         print(

@@ -6,13 +6,14 @@ import errno
 import socket
 import ssl
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+from fedlgm.errors import RunError
 
 _ENDING_S = 10.0
 
@@ -50,12 +51,21 @@ def answers(superlink: str, context: ssl.SSLContext | None = None) -> bool:
     Args:
         superlink: "http://HOST:PORT", or https.
         context: trusted certificates.
+
+    Raises:
+        RunError: its certificate is not accepted, for example because it has expired.
     """
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
         with direct.open(f"{superlink}/health", timeout=2):
             return True
-    except (urllib.error.URLError, OSError):
+    except OSError as error:  # URLError is one
+        reason = getattr(error, "reason", None)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise RunError(
+                f"the certificate of the SuperLink at {superlink} is not accepted ({reason.verify_message}): make new "
+                "certificates, and give every node the authority's if that is new, too"
+            ) from error
         return False
 
 

@@ -45,7 +45,7 @@ class Checkpoints:
     """The newest checkpoints of a run.
 
     Args:
-        path: existing folder of the checkpoints.
+        path: folder of the checkpoints, made when there is one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,6 +96,7 @@ class Checkpoints:
         meta |= {"keys": checkpoint.keys} if checkpoint.keys else {}
         target = self._file(transcript.rounds)
         try:
+            self.path.mkdir(exist_ok=True)  # removed by somebody, perhaps, to save space
             with replacing(target) as partial:
                 save_file({name: t.contiguous().clone() for name, t in tensors.items()}, partial, metadata=meta)
         except (SafetensorError, OSError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -205,14 +205,20 @@ class RunFolder:
         """Lock this run against all other processes. The operating system releases the lock when this process ends.
 
         Raises:
-            RunError: another process works on it.
+            RunError: another process works on it, or this process may not write the folder.
         """
-        with (self.path / ".lock").open("w") as file:
+        with ExitStack() as held:
             try:
+                file = held.enter_context((self.path / ".lock").open("w"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                close_folder(self.private)  # a copy of the run's folder may have lost its modes
             except BlockingIOError:
                 raise RunError(f"another process is working on the run {self.path}: wait for it, or stop it") from None
-            close_folder(self.private)  # a copy of the run's folder may have lost its modes
+            except OSError as error:
+                raise RunError(
+                    f"cannot work on the run {self.path}: {error.filename or self.path}: {error.strerror}; it takes a "
+                    "user who owns its files, and a disk that can be written"
+                ) from error
             yield
 
     # -- metrics -------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def serve(
     nodes: Nodes | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> RunSummary:
-    """Run (or continue) a federation over `grid` and return its summary.
+    """Run (or continue) a federation over `grid` and return its summary; a finished run releases nothing more.
 
     Args:
         grid: grid of the clients.
@@ -64,6 +64,11 @@ def serve(
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     nodes = nodes or AnyNode(assembly.efforts)
     with folder.locked():
+        if folder.result() is not None:  # its checkpoints may have been removed since, as its keys were
+            finished = folder.finished()
+            finished.update(folder.audited())
+            folder.forget_noise()
+            return finished
         folder.provenance.settle(provenance_of(assembly, nodes))
         folder.verify()
         recipe, layers = assembly.recipe, assembly.layers
@@ -195,17 +200,19 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
         )
 
 
-def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes:
+def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False, keyed: bool = False) -> Nodes:
     """The assignment of nodes to clients from the run config of a Flower app.
 
     Args:
         assembly: the run's objects.
         kind: "workers" (any node serves any client: simulations) or "clients" (one node per client).
         simulated: whether "clients" are simulated SuperNodes, so that a public seed is allowed.
+        keyed: whether clients without a seed have keys that outlive a run of Flower, as those of the run's folder.
     """
     federation, run = assembly.recipe.federation, assembly.recipe.run
+    keyed = keyed or run.seed is not None
     if kind == "workers":
-        return AnyNode(assembly.efforts, federation.wait_for_nodes)
+        return AnyNode(assembly.efforts, federation.wait_for_nodes, keyed)
     if run.test_mode and run.seed is not None and not simulated:
         warnings.warn(Notice(TEST_MODE), stacklevel=2)
     return OneNodePerClient(
@@ -215,6 +222,7 @@ def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes
         federation.max_failures,
         simulated,
         run.test_mode,
+        keyed,
     )
 
 

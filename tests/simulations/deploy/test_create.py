@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import configparser
+import http.server
 import os
 import shlex
 import shutil
 import ssl
 import stat
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,10 @@ from typer.testing import CliRunner
 from clients.node.folder import NodeFolder
 from fedlgm.errors import ConfigError, RunError
 from simulations.config import recipe as recipes
-from simulations.deploy import certificates, submit
+from simulations.deploy import certificates, processes, submit
 from simulations.deploy.commands import app
 from simulations.deploy.create import create, enrol
+from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.server_entry import deployed, work_of
 from simulations.engines.flower_processes import free_ports
@@ -283,3 +286,23 @@ def test_a_path_too_long_for_a_socket_is_refused_before_anything_is_made(tmp_pat
     with pytest.raises(ConfigError, match="use a folder with a shorter path"):
         create(far, 2)
     assert list(far.parent.iterdir()) == []
+
+
+def test_a_certificate_that_has_expired_is_named(tmp_path, monkeypatch):
+    """`up` waited for three minutes, and the command for a run said that the SuperLink does not answer."""
+    monkeypatch.setattr(certificates, "_DAYS", 0)
+    folder = create(tmp_path / "lab", 1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder.server / "tls.crt", folder.server / "tls.key")
+    with http.server.HTTPServer(
+        ("127.0.0.1", folder.settings().local_port), http.server.SimpleHTTPRequestHandler
+    ) as web:
+        web.socket = context.wrap_socket(web.socket, server_side=True)
+        web.handle_error = lambda *given: None
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(RunError, match=r"certificate of the SuperLink at .* \(certificate has expired\)"):
+                Flower(folder).healthy()
+            assert "certificate has expired" in processes.status(folder)["problem"]
+        finally:
+            web.shutdown()

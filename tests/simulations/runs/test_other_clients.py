@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from clients import AnyClient
 from fedlgm.errors import RunError
+from fedlgm.keys import KeyRing
+from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
+from simulations.config.decided import settled
+from simulations.engines import flower_entry
+from simulations.engines.flower_entry import make_server_app
 from simulations.engines.local import LocalGrid
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
@@ -104,3 +111,33 @@ class TestRemovingValues:
         assert recipes.load("digits", ["run.seed=none", "run.seed=4"]).run.seed == 4
         assert recipes.load("digits", ["run.seed=4", "run.seed=none"]).run.seed is None
         assert recipes.load("digits", ["run.seed=4", "run=none"]).run.seed is None
+
+
+@pytest.mark.parametrize("trust", ["central", "local"])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_round_that_other_keys_make_again_is_another_release(tiny, tmp_path, monkeypatch, trust, keyed):
+    """`flwr run` gives simulated nodes new keys, unless the run config names those of the run's folder."""
+    changes = {"trust": trust} | ({"max_participations": 8} if trust == "local" else {})
+    recipe = settled(
+        tiny(run={"seed": None, "checkpoint_every": 10}, federation={"rounds": 8, "rate": 1.0}, privacy=changes)
+    )
+    folder = new_folder.create(tmp_path / "run", recipe)
+    config = {"run-dir": str(folder.path), "recipe": str(folder.recipe_file), "nodes": "workers"}
+    config |= {"keys": str(folder.path)} if keyed else {}
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+
+    def run() -> None:
+        keys = folder.keys(None)[0] if keyed else KeyRing.from_seed(None)
+        make_server_app()(LocalGrid.of(Assembly(recipe).client(keys, AnyClient())), context)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(flower_entry, "print_row", stop)
+        with pytest.raises(Interrupted):
+            run()
+    with contextlib.nullcontext() if keyed else pytest.warns(UserWarning, match="released again with fresh noise"):
+        run()
+    with Ledger(folder.ledger_file) as ledger:
+        assert ledger.repeated() is not keyed
+        assert folder.finished()["epsilon"] == pytest.approx(ledger.epsilon(recipe.privacy.delta, "rdp"))
+    within = keyed or trust == "local"  # where clients reach their cap sooner
+    assert (folder.finished()["epsilon"] <= recipe.privacy.epsilon) is within

@@ -16,7 +16,10 @@ from safetensors.torch import load_file, save_file
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.privacy import Ledger
 from simulations import launch
+from simulations.config.assembly import Assembly
+from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
+from simulations.runs.server import serve
 from tests.support.forked import ForkedCommand
 from tests.support.interruption import Interrupted, interrupt_at
 
@@ -245,6 +248,27 @@ def test_an_unseeded_run_pays_for_repeated_rounds_once_its_keys_are_lost(tiny, t
     rows = RunFolder(run).rows()
     assert rows[0]["epsilon"] > first_attempt > 0  # the rounds that were not repeated count from the start
     assert rows[-1]["epsilon"] == result["epsilon"]
+
+
+def test_the_server_of_an_app_makes_a_finished_run_no_second_time(tiny, tmp_path):
+    """`flwr run` on its folder; without its checkpoints it had been released again from the first round."""
+    run = tmp_path / "run"
+    result = launch.simulate(unseeded(tiny), run_dir=run)
+    before = ledger_of(run)
+    shutil.rmtree(run / "checkpoints")
+    folder = RunFolder.open(run)
+    again = serve(LocalGrid(None), Assembly(folder.recipe()), folder, "flower")
+    assert ledger_of(run) == before
+    assert (again["epsilon"], again["model_sha256"]) == (result["epsilon"], result["model_sha256"])
+
+
+def test_a_run_continues_without_the_folder_of_its_checkpoints(tiny, tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        launch.simulate(unseeded(tiny), run_dir=run, progress=interrupt_at(2))
+    shutil.rmtree(run / "checkpoints")
+    assert launch.resume(run)["epsilon"] <= unseeded(tiny).privacy.epsilon
+    assert [file.name for file in RunFolder.open(run).checkpoints.files()] == ["round-000005.safetensors"]
 
 
 def test_not_a_run(tmp_path):
