@@ -49,6 +49,7 @@ _INSTEAD = {
     ("proximal_mu",): "the term is the client's: add it to the loss under @app.train()",
     ("eta", "server_learning_rate"): "server_lr is the rate of a named optimizer",
     ("evaluate_fn", "on_fit_config", "on_evaluate_config"): "give evaluate_fn and train_config to start",
+    ("bound", "clip"): "it is an option of the mechanism: mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)",
     ("initial_parameters",): "the model, the first argument, has the initial weights",
 }
 """Replacements for arguments of Flower's strategies, by the beginnings of their names."""

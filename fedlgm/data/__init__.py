@@ -378,5 +378,5 @@ def _own(found: Any, label: str) -> DataSet:
         )
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, or a function that "
-        f"gives one; it is of type {type(found).__name__}: a torch data set is one part of two"
+        f"gives one; it is of type {type(found).__name__}: a pair (x, y) or a torch data set is one part of two"
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedlgm.data.dataset import DataSet
+from fedlgm.data.tables import IGNORED
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import is_bundled
 from fedlgm.tasks.base import Task
@@ -96,10 +97,12 @@ def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
             "real-valued targets use the task 'regression', for classes in floats or truth values give y.astype(int)"
         )
     if y.size and y.min() < 0:
-        raise DataError(
-            f"task {task!r} needs targets of at least 0, the {part} targets begin at {y.min()}: "
-            "np.unique(y, return_inverse=True)[1] numbers the classes"
-        )
+        remedy = "np.unique(y, return_inverse=True)[1] numbers the classes"
+        if y.ndim > 1 and y.min() == IGNORED:
+            remedy = (
+                "they are tokens, because the table has no column 'label': name yours, data={..., 'target': column}"
+            )
+        raise DataError(f"task {task!r} needs targets of at least 0, the {part} targets begin at {y.min()}: {remedy}")
     return y.astype(np.int64, copy=False)
 
 
