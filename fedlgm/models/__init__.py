@@ -173,8 +173,7 @@ def _made(
 ) -> Any:
     """Result of a function or class, called with the seed's random numbers."""
     if not callable(found):
-        several = "; a study compares several, grid={'model': [...]}" if isinstance(found, list | tuple) else ""
-        raise ConfigError(f"model {label} is neither an nn.Module nor a class or function that gives one{several}")
+        raise ConfigError(f"model {label} is neither an nn.Module nor a class or function that gives one")
     drawn = KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state()
     filled: dict[str, Any] = {"in_shape": tuple(in_shape), "classes": classes}
     if classes is None:

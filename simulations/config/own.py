@@ -198,6 +198,11 @@ def _written(mechanism: Mechanism) -> dict[str, Any]:
 
 def own_of(values: Mapping[str, Any]) -> Own:
     """The objects among the keyword arguments of `simulate`."""
+    if isinstance(values.get("model"), list | tuple):
+        raise ConfigError(
+            f"model {type(values['model']).__name__!r} is neither an nn.Module nor a class or function that gives one: "
+            "join layers in nn.Sequential; a study compares several models, grid={'model': [...]}"
+        )
     own = Own(**values).loaded()
     if own.evaluate is not None and not callable(own.evaluate):
         raise ConfigError(f"evaluate must be a function (round, module) -> {{name: number}}, got {own.evaluate!r}")

@@ -113,13 +113,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "models of a study": (study(models=[nn.Linear(5, 2)]), "a study compares those in its grid: grid={'model': [...]}"),
     "mechanisms of a study": (study(mechanism=["uniform"]), "compares those in its grid: grid={'mechanism': [...]}"),
     "a list as the model of a study": (
-        study(model=[nn.Linear(5, 2)], overrides=SMALL), "a study compares several, grid={'model': [...]}",
+        study(model=[nn.Linear(5, 2)], overrides=SMALL), "a study compares several models, grid={'model': [...]}",
     ),
     "two models of one class": (
         study(model=None, grid={"model": [nn.Linear(5, 2), nn.Linear(5, 2)]}),
         "two models have the label 'Linear': label one of them, as in ('second', model)",
     ),
     "a list of seeds": (study(seeds=[1, 2]), "seeds is the number of repetitions, whose seeds follow from run.seed"),
+    "a folder as the data": (run(data=str(Path(__file__).parent)), "is a folder: for images set data.name ="),
     "a pair as the data": (run(data=(X, Y)), "a pair (x, y) or a torch data set is one part of two"),
     "a mechanism as the method of an audit": (
         lambda: audits.Subject("mine", mechanisms.get("uniform")),  # type: ignore[arg-type]
