@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_positive
-from fedlgm.extension import enter, named, named_arguments, users_code
+from fedlgm.extension import named, named_arguments, users_code
+from fedlgm.registration import enter, registers
 
 Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(clip bounds s [K], layer sizes d [K], both float64) -> budget shares [K] >= 0, of any positive sum."""
@@ -44,10 +45,11 @@ def names() -> tuple[str, ...]:
 
 
 @named_arguments
+@registers
 def register(name: str, rule: Rule) -> None:
     """Add an allocation rule for `shares(name, ...)`, and the mechanism `name` with every option of the bundled rules.
 
-    The engines ray and flower import mechanisms in other processes. For these engines, name the rule as
+    The workers of a study or of an engine get the rule from this process. In a recipe that others run, name it as
     "package.module:function" instead.
 
     Args:

@@ -17,7 +17,7 @@ from functools import partial, reduce, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedlgm.annotations import mistyped, with_article
+from fedlgm.annotations import mistyped
 from fedlgm.errors import ArgumentError, ConfigError, FedlgmError, alternatives, out_of_memory
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -152,18 +152,6 @@ def named(known: Mapping[str, Any], name: str, what: str) -> Any:
     if is_reference(name):
         return load_object(name, what)
     raise ConfigError(f"unknown {what} {name!r}; {alternatives(name, known, OWN)}")
-
-
-def enter(known: dict[str, Any], name: str, made: Any, what: str) -> None:
-    """Register an object under a new name; the same object may be registered again.
-
-    Raises:
-        ConfigError: the name belongs to another object.
-    """
-    if not isinstance(name, str):
-        raise ConfigError(f"the name of {with_article(what)} is a text, got {name!r}")
-    if known.setdefault(name, made) != made:
-        raise ConfigError(f"there is {with_article(what)} {name!r} already: choose another name")
 
 
 def is_bundled(found: object) -> bool:

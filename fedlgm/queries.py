@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, PrivacyError, check_known
-from fedlgm.extension import enter, is_bundled, named_arguments
+from fedlgm.extension import is_bundled, named_arguments
 from fedlgm.layers import SAFETY, LayerTable
+from fedlgm.registration import enter, registers
 from fedlgm.rows_apart import rows_apart
 
 
@@ -282,6 +283,7 @@ _KINDS: dict[str, type[AuxiliaryQuery]] = {
 
 
 @named_arguments
+@registers
 def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
     """Register a user's query under its name for the clients of a run; usable as a class decorator.
 

@@ -147,6 +147,22 @@ class RunResult(Figures):
         example = inputs.take(self._assembly.dataset.test_x, slice(2))
         return export(self.folder, format_of(file), file, module, example)
 
+    def report(self, *, private: bool = False) -> Path:
+        """Write the run's report, `report.html` in its folder, and return the file.
+
+        Example:
+            >>> import simulations, tempfile
+            >>> folder = tempfile.mkdtemp() + "/run"
+            >>> simulations.simulate(overrides=["federation.rounds=1"], run_dir=folder).report().name
+            'report.html'
+
+        Args:
+            private: write `private/report.html` instead, which also shows figures that no noise protects.
+        """
+        from simulations.reports.report import write_report
+
+        return Path(write_report(self.folder, private)["report"])
+
     def audit(self, **options: Any) -> AuditResult:
         """Audit the run: a lower bound on its leakage, from its canaries or from its noise, drawn again from its seed.
 

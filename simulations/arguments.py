@@ -24,6 +24,7 @@ _MEASURES = {
 }
 _KEYS = {"noise": "privacy.noise", "partition": "data.partition", "server_optimizer": "federation.server_optimizer"}
 """Keys of a recipe for arguments without a section."""
+_COMPARED = ("mechanism", "model")
 _FOLDERS = {"folder": "run_dir", "run_dir": "folder"}  # a run's and a study's
 _FIRST = ("run.seed",)  # of several sections' keys of one name, the one that is meant
 
@@ -86,6 +87,8 @@ def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[st
         if name not in known:
             keys = sorted(keys_like(name, Recipe), key=lambda key: key not in _FIRST)
             hint = f"; a recipe has the key {keys[0]}: overrides={{'{keys[0]}': {value!r}}}" if keys else ""
+            if function == "study" and name.removesuffix("s") in _COMPARED:
+                hint = f"; a study compares those in its grid: grid={{'{name.removesuffix('s')}': [...]}}"
             if name in _FOLDERS:
                 hint = f"; did you mean {_FOLDERS[name]}?"
             raise ConfigError(f"{function} has no argument {name!r}{hint}")

@@ -29,7 +29,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 console = Console(emoji=False)
 
 _MEANT = {"run": "simulate", "train": "simulate", "help": "--help", "version": "--version", "stop": "down",
-          "start": "up"}  # fmt: skip
+          "start": "up", "resume": "simulate --resume"}  # fmt: skip
 _LISTED = ("mechanisms", "recipes", "studies", "models", "trackers", "data", "datasets", "data-sets", "list")
 """Subjects that `fedlgm doctor` lists, as commands that a reader may try."""
 
@@ -44,7 +44,7 @@ class Commands(typer.core.TyperGroup):
             lists = "`fedlgm doctor` lists recipes, mechanisms, models and data sets, `fedlgm study --list` the studies"
             hint = f"{lists}." if name in _LISTED else alternatives(name, self.list_commands(ctx))
             meant = _MEANT.get(name, "")
-            if meant in self.list_commands(ctx) or (meant.startswith("-") and ctx.parent is None):
+            if meant.partition(" ")[0] in self.list_commands(ctx) or (meant.startswith("-") and ctx.parent is None):
                 hint = f"use {meant}."
             raise UsageError(f"No such command {name!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)

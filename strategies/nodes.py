@@ -205,6 +205,13 @@ class OneNodePerClient:
 Nodes = AnyNode | OneNodePerClient
 
 
+def _reason(said: str) -> str:
+    """A node's error for a message: the end, where a traceback has it, or the remedy for an app without fedlgm."""
+    if "query function registered" in said or "No {category} function registered" in said:  # Flower's own line of code
+        return "its app is Flower's ClientApp, which bounds nothing: make it app = clients.PrivateClientApp(model)"
+    return printable(said[-500:], 500)
+
+
 def ask(grid: Grid, nodes: Iterable[int], wait: float, *, tolerant: bool = False) -> dict[int, ConfigRecord]:
     """Each node's statement of its client.
 
@@ -219,7 +226,7 @@ def ask(grid: Grid, nodes: Iterable[int], wait: float, *, tolerant: bool = False
             reply.metadata.reply_to_message_id
         )
         if reply.has_error():
-            text = f"node {node} did not start: {printable(str(reply.error.reason), 500)}"
+            text = f"node {node} did not start: {_reason(str(reply.error.reason))}"
             if not tolerant:
                 raise RunError(text)
             warnings.warn(Notice(text), stacklevel=3)

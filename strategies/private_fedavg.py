@@ -49,6 +49,7 @@ _INSTEAD = {
     ("proximal_mu",): "the term is the client's: add it to the loss under @app.train()",
     ("eta", "server_learning_rate"): "server_lr is the rate of a named optimizer",
     ("evaluate_fn", "on_fit_config", "on_evaluate_config"): "give evaluate_fn and train_config to start",
+    ("bound", "clip"): "it is an option of the mechanism: mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)",
     ("initial_parameters",): "the model, the first argument, has the initial weights",
 }
 """Replacements for arguments of Flower's strategies, by the beginnings of their names."""
@@ -163,6 +164,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
         left = self.method.facts.rounds - self.transcript.rounds
         if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
             raise ConfigError(f"num_rounds must be a whole number of at least 0, got {num_rounds!r}")
+        if num_rounds is not None and num_rounds > (planned := self.method.facts.rounds):
+            text = f"num_rounds = {num_rounds}: the noise covers rounds = {planned} of PrivateFedAvg, which are run"
+            warnings.warn(Notice(text), stacklevel=3)
         wanted = left if num_rounds is None else min(int(num_rounds), left)
         if wanted and not hasattr(grid, "send_and_receive"):
             kind = type(grid).__name__

@@ -21,9 +21,10 @@ from fedlgm.audits.result import AuditResult, Method, Reported
 from fedlgm.audits.scores import CONFIDENCE, check_confidence
 from fedlgm.audits.subject import Subject
 from fedlgm.errors import ConfigError
-from fedlgm.extension import enter, misfit, named, named_arguments, users_code
+from fedlgm.extension import misfit, named, named_arguments, users_code
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
+from fedlgm.registration import enter, registers
 from fedlgm.release import release
 from fedlgm.run_noise import RunNoise
 
@@ -137,6 +138,7 @@ OwnAudit = Callable[[Subject, Audit, Progress | None], AuditResult]
 _METHODS: dict[str, OwnAudit | None] = dict.fromkeys(get_args(Method))  # None: the library's own
 
 
+@registers
 def register(name: str, audit: OwnAudit) -> None:
     """Register an audit under a name, for `Audit(method=name)` and `fedlgm audit --method NAME`.
 

@@ -27,7 +27,7 @@ from fedlgm.facts import LocalTraining, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateSums, UsesPrivateUpdates
-from fedlgm.mechanisms.base import BoundsExamples
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
@@ -80,10 +80,16 @@ class Subject:
     method: Method
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise ConfigError(
+                f"method is a fedlgm.mechanisms.method.Method, which Subject.of makes; got {self.method!r}"
+            )
+
     @classmethod
     def of(
         cls,
-        name: str,
+        name: str | Mechanism,
         variant: str = "sound",
         *,
         epsilon: float = 4.0,
@@ -93,10 +99,10 @@ class Subject:
         layers: LayerTable | None = None,
         **options: Any,
     ) -> Subject:
-        """A registered mechanism, calibrated for a small run.
+        """A mechanism, calibrated for a small run.
 
         Args:
-            name: name of the mechanism.
+            name: name of a registered mechanism, "package.module:Class", or an object.
             variant: "sound" or "published"; variants that plan from a client's own update run under local trust.
             epsilon: budget of the run.
             delta: its delta.
@@ -109,9 +115,13 @@ class Subject:
         Raises:
             ConfigError: a name, variant or option is unknown, or a value is outside its range.
         """
-        if variant == "published" and "clip" in mechanisms.options(name):
-            options.setdefault("clip", "med")  # what is published and not private there is only MedClip
-        mechanism = mechanisms.get(name, variant=variant, **options)
+        if isinstance(name, Mechanism):
+            mechanism, label = name, name.name
+        else:
+            if variant == "published" and "clip" in mechanisms.options(name):
+                options.setdefault("clip", "med")  # what is published and not private there is only MedClip
+            mechanism = mechanisms.get(name, variant=variant, **options)
+            label = name if variant == "sound" else f"{name} ({variant})"
         local = isinstance(mechanism, UsesPrivateUpdates)
         table = mechanism.table(layers or LayerTable.from_sizes(LAYERS))
         facts = RunFacts(
@@ -125,7 +135,7 @@ class Subject:
             training=LocalTraining(gradient_clip=1.0),
         )
         method = Method.calibrated(mechanism, table, facts)
-        subject = cls(name if variant == "sound" else f"{name} ({variant})", method)
+        subject = cls(label, method)
         if rounds is None and not subject.alignable:
             once = Method.calibrated(mechanism, table, dataclasses.replace(facts, rounds=1))
             subject = dataclasses.replace(subject, method=once)

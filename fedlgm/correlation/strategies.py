@@ -12,7 +12,8 @@ from fedlgm.correlation.correlation import Correlation, check_size
 from fedlgm.correlation.toeplitz import Reduce
 from fedlgm.correlation.workloads import Workload, as_workload
 from fedlgm.errors import ConfigError
-from fedlgm.extension import enter, misfit, named, named_arguments, parameters_of, users_code
+from fedlgm.extension import misfit, named, named_arguments, parameters_of, users_code
+from fedlgm.registration import enter, registers
 
 Strategy = Callable[..., Correlation]
 """(rounds, **options) -> `Correlation` for this number of rounds."""
@@ -28,6 +29,7 @@ def names() -> tuple[str, ...]:
     return tuple(_STRATEGIES)
 
 
+@registers
 def register(name: str, make: Strategy) -> None:
     """Register a strategy under a name, for `get` and for a recipe's `privacy.noise`.
 

@@ -168,6 +168,8 @@ def load(
         )
     if name.endswith((".tsv", ".npz", ".npy", ".json", ".xlsx")):
         raise ConfigError(f"{name!r} is a file: read it in Python and pass data={{'train': (x, y), 'test': (x, y)}}")
+    if Path(name).is_dir():
+        raise ConfigError(f"{name!r} is a folder: for images set data.name = {IMAGE_FOLDER!r}, data.dir = {name!r}")
     own = ("synthetic-N with N samples", f"{HUB}owner/name", "your own as package.module:name")
     raise ConfigError(f"unknown data set {name!r}; {alternatives(name, names(), *own)}")
 
@@ -378,5 +380,5 @@ def _own(found: Any, label: str) -> DataSet:
         )
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, or a function that "
-        f"gives one; it is of type {type(found).__name__}: a torch data set is one part of two"
+        f"gives one; it is of type {type(found).__name__}: a pair (x, y) or a torch data set is one part of two"
     )

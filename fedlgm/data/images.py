@@ -72,9 +72,9 @@ def load_folder(
             f"data {NAME!r}: channels must be 1 or 3 and image_size at least 4, got {channels}, {image_size}"
         )
     found = _by_attribute(Path(folder), attribute) if attribute is not None else _by_folder(Path(folder))
-    files, labels, tests, classes = found
+    files, labels, tests, names = found
     train = int((~tests).sum())
-    for option, stated, there in (("train_images", train_images, train), ("image_classes", image_classes, classes)):
+    for option, stated, there in (("train_images", train_images, train), ("image_classes", image_classes, len(names))):
         if stated not in (None, there):
             what = option.replace("train_", "training ").replace("image_", "")
             raise DataError(
@@ -83,7 +83,7 @@ def load_folder(
             )
     order = np.argsort(tests, kind="stable")  # training images first
     stamps = [(str(files[i]), files[i].stat().st_size, files[i].stat().st_mtime_ns) for i in order]
-    return _resized(tuple(stamps), tuple(labels[order].tolist()), train, classes, image_size, channels)
+    return _resized(tuple(stamps), tuple(labels[order].tolist()), train, names, image_size, channels)
 
 
 @cache
@@ -91,7 +91,7 @@ def _resized(
     stamps: tuple[tuple[str, int, int], ...],
     labels: tuple[int, ...],
     train: int,
-    classes: int,
+    names: tuple[str, ...],
     size: int,
     channels: int,
 ) -> DataSet:
@@ -100,7 +100,7 @@ def _resized(
     files = [Path(name) for name, _, _ in stamps]
     x = np.load(kept, mmap_mode="r") if kept.is_file() else _read_all(files, kept, size, channels)
     y = np.array(labels, dtype=np.int64)
-    return DataSet(NAME, x[:train], y[:train], x[train:], y[train:], classes)
+    return DataSet(NAME, x[:train], y[:train], x[train:], y[train:], len(names), labels=names)
 
 
 def _read_all(files: Sequence[Path], kept: Path, size: int, channels: int) -> np.ndarray:
@@ -147,11 +147,11 @@ def _images(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in _KINDS and path.is_file())
 
 
-_Found = tuple[list[Path], np.ndarray, np.ndarray, int]
+_Found = tuple[list[Path], np.ndarray, np.ndarray, tuple[str, ...]]
 
 
 def _by_folder(folder: Path) -> _Found:
-    """Files, labels, which are test images, and the number of classes, by subfolders."""
+    """Files, labels, which are test images, and the names of the classes, by subfolders."""
     test = next((folder / name for name in _TEST_NAMES if (folder / name).is_dir()), None)
     roots = (
         [(folder, None)]
@@ -171,7 +171,7 @@ def _by_folder(folder: Path) -> _Found:
             files += own
             labels += [label] * len(own)
             tests += [i % _EVERY == _EVERY - 1 if is_test is None else is_test for i in range(len(own))]
-    return _checked(folder, files, np.array(labels), np.array(tests, dtype=bool), len(names))
+    return _checked(folder, files, np.array(labels), np.array(tests, dtype=bool), tuple(names))
 
 
 def _by_attribute(folder: Path, attribute: str) -> _Found:
@@ -193,10 +193,11 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
         raise DataError(f"{table} names {missing!r}, which is not among the {len(places)} images of {folder}")
     words = [values[column] for values in rows.values()]
     try:
-        labels, classes = (np.array([float(word) for word in words]) > 0).astype(np.int64), 2
+        labels = (np.array([float(word) for word in words]) > 0).astype(np.int64)
+        names: tuple[str, ...] = (f"not {attribute}", attribute)
     except ValueError:
-        known = sorted(set(words))
-        labels, classes = np.array([known.index(word) for word in words]), len(known)
+        names = tuple(sorted(set(words)))
+        labels = np.array([names.index(word) for word in words])
     split = folder / "list_eval_partition.txt"
     tests = np.arange(len(rows)) % _EVERY == _EVERY - 1
     if split.is_file():
@@ -209,7 +210,7 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
         use = np.array([parts[name] != "1" for name in rows])
         tests, labels = np.array([parts[name] == "2" for name in rows])[use], labels[use]
         rows = {name: values for (name, values), kept in zip(rows.items(), use, strict=True) if kept}
-    return _checked(folder, [places[Path(name).name] for name in rows], labels, tests, classes)
+    return _checked(folder, [places[Path(name).name] for name in rows], labels, tests, names)
 
 
 def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
@@ -236,8 +237,8 @@ def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
     return header, {row[0]: row[1:] for row in rows}
 
 
-def _checked(folder: Path, files: list[Path], labels: np.ndarray, tests: np.ndarray, classes: int) -> _Found:
+def _checked(folder: Path, files: list[Path], labels: np.ndarray, tests: np.ndarray, names: tuple[str, ...]) -> _Found:
     if not (~tests).any() or not tests.any():
         part = "training" if tests.all() else "test"
         raise DataError(f"{folder}: {len(files)} images and no {part} image among them")
-    return files, labels.astype(np.int64), tests, classes
+    return files, labels.astype(np.int64), tests, names

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedlgm import allocation
 from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension import enter, is_reference, load_object, named_arguments
+from fedlgm.extension import is_reference, load_object, named_arguments
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
@@ -34,6 +34,7 @@ from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.mechanisms.water_filling import WaterFilling
 from fedlgm.privacy.guarantee import Unit
+from fedlgm.registration import enter, registers
 
 _PAPERS = {
     "full-dp": "fedlgm.papers.ladp.full_dp:FullDP",
@@ -50,6 +51,7 @@ _RULE: _Variants = {"sound": LayerwiseGaussian, "published": PublishedMedClip}
 
 
 @named_arguments
+@registers
 def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None = None) -> None:
     """Register a mechanism under a name, for recipes, `fedlgm compare` and `get`.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedlgm.data.dataset import DataSet
+from fedlgm.data.tables import IGNORED
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import is_bundled
 from fedlgm.tasks.base import Task
@@ -97,9 +98,13 @@ def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
             "y.astype(int)"
         )
     if y.size and y.min() < 0:
+        remedy = "np.unique(y, return_inverse=True)[1] numbers the classes"
+        if y.ndim > 1 and y.min() == IGNORED:
+            remedy = (
+                "they are tokens, because the table has no column 'label': name yours, data={..., 'target': column}"
+            )
         raise DataError(
-            f"task {task!r} needs targets of at least 0, but the {part} targets begin at {y.min()}: "
-            "np.unique(y, return_inverse=True)[1] numbers the classes"
+            f"task {task!r} needs targets of at least 0, but the {part} targets begin at {y.min()}: {remedy}"
         )
     return y.astype(np.int64, copy=False)
 

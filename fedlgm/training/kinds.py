@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension import enter, misfit, named, parameters_of, shown_name, users_code
+from fedlgm.extension import misfit, named, parameters_of, shown_name, users_code
+from fedlgm.registration import enter, registers
 from fedlgm.training.base import Trainer
 from fedlgm.training.fedprox import FedProx, VectorizedFedProx
 from fedlgm.training.fedsgd import FedSGD, VectorizedFedSGD
@@ -68,6 +69,7 @@ def names() -> tuple[str, ...]:
     return tuple(_KINDS)
 
 
+@registers
 def register(name: str, sequential: MakesTrainer, vectorized: MakesTrainer | None = None) -> None:
     """Register a trainer under a name, for recipes ([trainer]) and `simulate(trainer=name)`.
 

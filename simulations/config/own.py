@@ -18,6 +18,7 @@ from fedlgm.extension import object_name
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.base import require_mechanism
+from fedlgm.registration import registered, repeat
 from fedlgm.tasks.own_figures import Evaluate
 from fedlgm.tasks.set_metrics import Metric, checked
 from simulations.config.fingerprints import array_digest, fixed_digest, module_digest, object_digest
@@ -65,6 +66,14 @@ class Own:
 
     def __bool__(self) -> bool:
         return any(value is not None for value in vars(self).values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The objects, and the registrations with which another process finds those that a recipe names."""
+        return {**vars(self), "registered": registered()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        repeat(state.pop("registered"))
+        vars(self).update(state)
 
     def given(self) -> list[str]:
         """The objects that replace a recipe's names, by name."""
@@ -189,6 +198,11 @@ def _written(mechanism: Mechanism) -> dict[str, Any]:
 
 def own_of(values: Mapping[str, Any]) -> Own:
     """The objects among the keyword arguments of `simulate`."""
+    if isinstance(values.get("model"), list | tuple):
+        raise ConfigError(
+            f"model {type(values['model']).__name__!r} is neither an nn.Module nor a class or function that gives one: "
+            "join layers in nn.Sequential; a study compares several models, grid={'model': [...]}"
+        )
     own = Own(**values).loaded()
     if own.evaluate is not None and not callable(own.evaluate):
         raise ConfigError(f"evaluate must be a function (round, module) -> {{name: number}}, got {own.evaluate!r}")

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension import enter, load_object, named, shown_name
+from fedlgm.extension import load_object, named, shown_name
+from fedlgm.registration import enter, registers
 from simulations.engines.base import Engine, EngineOptions, GridEngine
 
 __all__ = ["Engine", "EngineOptions", "GridEngine", "get", "names", "register"]
@@ -32,6 +33,7 @@ def names() -> list[str]:
     return list(_ENGINES)
 
 
+@registers
 def register(name: str, make: Callable[[EngineOptions], Engine]) -> None:
     """Add an engine under a name, for `simulate(engine=name)` and `fedlgm simulate --engine NAME`.
 

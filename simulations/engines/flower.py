@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlgm.files import write_durably
+from fedlgm.registration import registered
 from simulations.config.own import Own
 from simulations.engines.base import Engine, EngineOptions, Serve, require_ray
 from simulations.engines.flower_command import FlwrCommand, completed, config_file, reason
@@ -158,7 +159,7 @@ def follow(flwr: FlwrCommand, run_id: str, log: Path, look: Callable[[], bool] =
 @contextmanager
 def _handed_over(private: Path, objects: Any) -> Iterator[Path | None]:
     """Private file of Python objects for processes that Flower starts on this machine; None without objects."""
-    if not objects:
+    if not objects and not registered():
         yield None
         return
     import cloudpickle

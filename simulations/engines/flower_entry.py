@@ -48,16 +48,17 @@ def make_server_app() -> ServerApp:
             raise FedlgmError(
                 f"run-dir must be an absolute path, got {path!r}: this process does not run where you are"
             )
+        asked = settled(_recipe(context.run_config))
         if given is not None and (given / "recipe.toml").is_file():
             folder = RunFolder.open(given)
             recipe = folder.recipe()
-            if recipe != settled(_recipe(context.run_config)):
+            if recipe != asked:
                 raise FedlgmError(
                     f"the run in {given} has another recipe than the run config: its clients would train by theirs; "
                     f"say recipe='{given / 'recipe.toml'}', or the recipe and set that the run was started with"
                 )
         else:
-            recipe = settled(_recipe(context.run_config))
+            recipe = asked
             _require_nodes(recipe, context.run_config)
             Assembly(recipe).check_model()
             folder = new_folder.create(given or default_folder(recipe).resolve(), recipe)
@@ -107,6 +108,7 @@ def print_row(row: FullRow) -> None:
 
 def _recipe(config: UserConfig) -> Recipe:
     overrides = [part for part in str(config.get("set", "")).split(";") if part.strip()]
+    _own(config)  # with names that users have registered, which the recipe may use
     recipe = recipes.load(str(config.get("recipe", "")) or None, overrides)
     if recipe.training.kernel == "auto":  # every node has PyTorch
         recipe = recipe.changed(training={"kernel": None})
@@ -164,16 +166,22 @@ def _client(context: Context) -> LayerwiseClient:
 @lru_cache(maxsize=1)
 def _built(recipe: str, overrides: str, serves: Serving, secret: int | None, objects: str) -> LayerwiseClient:
     # Simulated clients share a process: model and data are made once in it.
-    parsed = _recipe({"recipe": recipe, "set": overrides})
+    given: UserConfig = {"recipe": recipe, "set": overrides, "objects": objects, "simulated": True}
+    parsed, own = _recipe(given), _own(given)
     keys = KeyRing.from_seed(parsed.run.seed) if secret is None else KeyRing(secret, secret=True)
-    own = _own({"objects": objects, "simulated": True})
     return Assembly(parsed, own).client(keys, serves)
 
 
 def _own(config: UserConfig) -> Own:
     """Objects from the driver of a simulation on this machine; a real node reads none."""
     path = str(config.get("objects", ""))
-    return pickle.loads(Path(path).read_bytes()) if path and _simulated(config) else Own()
+    return _unpickled(path) if path and _simulated(config) else Own()
+
+
+@lru_cache(maxsize=1)
+def _unpickled(path: str) -> Own:
+    own: Own = pickle.loads(Path(path).read_bytes())
+    return own
 
 
 def _secret(context: Context) -> int:

@@ -98,7 +98,8 @@ class ProvenanceFile:
         self.check_named(fingerprints)
         for what, fingerprint in self.read().get("objects", {}).items():
             if not self._agrees(fingerprint, fingerprints.get(what, "")):
-                raise RunError(f"{self._run} was run with another {what} than this one, which cannot stand in for it")
+                weights = " (its initial weights are part of it: a new module draws others)" if what == "model" else ""
+                raise RunError(f"{self._run} was run with another {what}; pass the same one{weights}")
 
     def check_named(self, given: Iterable[str]) -> None:
         """Refuse objects that replace parts that the run took from its recipe.

@@ -125,9 +125,8 @@ def methods_of(entries: Iterable[Any]) -> list[Method]:
     for index, method in enumerate(made):
         if method.label in [other.label for other in made[:index]]:
             raise ConfigError(
-                f"two mechanisms have the label {method.label!r}: give one of them another label, as (label, "
-                f"{method.label!r}, {{option: value}}) in Python or {{label = ..., name = "
-                f"{method.label!r}, options = ...}} in a file"
+                f"two mechanisms have the label {method.label!r}: label one of them, as (label, {method.label!r}, "
+                f"{{option: value}}) in Python or {{label = ..., name = {method.label!r}, options = ...}} in a file"
             )
     return made
 

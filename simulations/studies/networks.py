@@ -73,7 +73,7 @@ def networks_of(entries: Iterable[Any]) -> dict[str, Network]:
     for network in map(Network.of, entries):
         if network.label in found:
             raise ConfigError(
-                f"two models have the label {network.label!r}: give one of them another label, as (label, model)"
+                f"two models have the label {network.label!r}: label one of them, as in ('second', model)"
             )
         found[network.label] = network
     return found

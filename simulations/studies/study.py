@@ -85,6 +85,8 @@ def study(
         LedgerError: a run's spending is unknown.
     """
     refuse_unknown("study", options)
+    if isinstance(seeds, Sequence):
+        raise ConfigError(f"seeds is the number of repetitions, whose seeds follow from run.seed, got {seeds!r}")
     seeds = check_count("seeds", seeds)
     if not isinstance(workers, str):
         check_count("workers", workers)

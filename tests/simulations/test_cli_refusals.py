@@ -151,6 +151,7 @@ def test_an_option_that_is_a_key_of_the_recipe(run, arguments, words):
         (("recipes",), "`fedlgm doctor` lists recipes"),
         (("studies",), "`fedlgm study --list` the studies."),
         (("simulat",), "did you mean 'simulate'?"),
+        (("resume", "runs/digits"), "No such command 'resume': use simulate --resume."),
         (("run", "digits"), "No such command 'run': use simulate."),
         (("version",), "use --version."),
         (("first",), "known: pretrain, simulate, compare"),

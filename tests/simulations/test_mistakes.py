@@ -22,7 +22,7 @@ import fedlgm
 import fedlgm.attacks
 import simulations
 from clients import PrivateClientApp
-from fedlgm import mechanisms, privacy
+from fedlgm import audits, mechanisms, privacy
 from fedlgm.errors import FedlgmError
 from strategies import PrivateFedAvg
 
@@ -110,6 +110,23 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "nodes by number": (strategy(nodes=5), "nodes is a strategies.OneNodePerClient(...), got 5"),
     "a mistyped section": (run(overrides={"federated.clients": 3}), "did you mean 'federation'?"),
     "learning rate as an argument": (run(lr=0.1), "overrides={'training.lr': 0.1}"),
+    "models of a study": (study(models=[nn.Linear(5, 2)]), "a study compares those in its grid: grid={'model': [...]}"),
+    "mechanisms of a study": (study(mechanism=["uniform"]), "compares those in its grid: grid={'mechanism': [...]}"),
+    "a list as the model of a study": (
+        study(model=[nn.Linear(5, 2)], overrides=SMALL), "a study compares several models, grid={'model': [...]}",
+    ),
+    "two models of one class": (
+        study(model=None, grid={"model": [nn.Linear(5, 2), nn.Linear(5, 2)]}),
+        "two models have the label 'Linear': label one of them, as in ('second', model)",
+    ),
+    "a list of seeds": (study(seeds=[1, 2]), "seeds is the number of repetitions, whose seeds follow from run.seed"),
+    "a folder as the data": (run(data=str(Path(__file__).parent)), "is a folder: for images set data.name ="),
+    "a pair as the data": (run(data=(X, Y)), "a pair (x, y) or a torch data set is one part of two"),
+    "a mechanism as the method of an audit": (
+        lambda: audits.Subject("mine", mechanisms.get("uniform")),  # type: ignore[arg-type]
+        "method is a fedlgm.mechanisms.method.Method, which Subject.of makes",
+    ),
+    "the bound as an argument": (strategy(bound=0.5), "mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)"),
     "seed as an argument": (run(seed=1), "overrides={'run.seed': 1}"),
     "epsilon of a study": (study(epsilon=8), "study has no argument 'epsilon'; a recipe has the key privacy.epsilon"),
     "epsilon of an advice": (lambda: simulations.recommend(epsilon=8), "recommend has no argument 'epsilon'"),
@@ -239,7 +256,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a metric by name": (run(metrics="auc"), "metrics takes functions, such as {'auc': lambda outputs, targets"),
     "evaluate by name": (run(evaluate="auc"), "evaluate takes functions"),
     "an optimizer of torch": (run(server_optimizer=SGD), "is a torch optimizer, which steps on gradients: use 'sgd'"),
-    "a set of torch": (run(data=TensorDataset()), "a torch data set is one part of two"),
+    "a set of torch": (run(data=TensorDataset()), "or a torch data set is one part of two"),
     "a part of torch": (
         run(data={"train": TensorDataset(), "test": TensorDataset()}), "the torch data set TensorDataset: IndexError",
     ),
@@ -369,3 +386,24 @@ def test_a_file_is_not_exported_into_a_folder_that_is_not_there(tmp_path, monkey
             result.export(target)
     with pytest.raises(FedlgmError, match=r"choose another folder \(--run-dir, run_dir=\), or continue"):
         run(run_dir="run")()
+
+
+def test_tokens_without_a_label_are_no_classes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = pd.DataFrame({"input_ids": [[1, 2, 3], [4, 5]] * 10, "sentiment": [0, 1] * 10})
+    with pytest.raises(
+        FedlgmError, match=r"the table has no column 'label': name yours, data=\{..., 'target': column\}"
+    ):
+        run(data={"train": rows, "test": rows}, model=nn.Embedding(9, 2))()
+
+
+def test_a_finished_run_is_not_opened_with_new_weights(tmp_path):
+    run(run_dir=tmp_path / "run", model=nn.Linear(5, 2))()
+    with pytest.raises(FedlgmError, match=r"another model; pass the same one \(its initial weights are part"):
+        simulations.resume(tmp_path / "run", model=nn.Linear(5, 2), data={"train": (X, Y), "test": (X, Y)})
+
+
+def test_a_mechanism_of_ones_own_is_audited_as_an_object():
+    subject = audits.Subject.of(mechanisms.get("uniform", bound=0.5))
+    assert subject.name == "uniform"
+    assert audits.Audit(method="probe").mechanism(subject).passed

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from flwr.app import Error, Message
 from hostile import CLIENTS, NodeGrid, node_of, watch
 
 from fedlgm import wire
@@ -252,3 +253,24 @@ def test_failures_leave_the_denominator_and_the_noise_alone(federate):
 def test_a_server_of_real_nodes_refuses_public_seeds(federate):
     with pytest.raises(ConfigError, match=r"run.seed: a server of real nodes refuses a public seed.*run.seed=none"):
         federate(ones, {"a": 4}, grid=NodeGrid, nodes=OneNodePerClient(wait=0.2))
+
+
+RAYS = "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'" + "ray::ClientAppActor.run() " * 30
+OF_FLOWERS_APP = RAYS + "raise ValueError(f\"No {category} function registered with name '{action}'\")"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (OF_FLOWERS_APP, r"its app is Flower's ClientApp, .*: make it app = clients.PrivateClientApp\(model\)$"),
+        ("ValueError: No query function registered with name 'default'", "clients.PrivateClientApp"),
+        (RAYS + "ModuleNotFoundError: No module named 'mine'", "ModuleNotFoundError: No module named 'mine'$"),
+    ],
+)
+def test_a_node_that_does_not_start_is_named_with_the_end_of_its_error_or_the_remedy(start, said, shown):
+    class Failing(NodeGrid):
+        def send_and_receive(self, messages, timeout=None):
+            return [Message(Error(code=1, reason=said), reply_to=message) for message in messages]
+
+    with pytest.raises(RunError, match=rf"node \d+ did not start: .*{shown}"):
+        start(grid=Failing).run(1)

@@ -184,6 +184,13 @@ def test_no_rounds_are_no_rounds(tmp_path: Path) -> None:
         made.start(None, num_rounds=-1)  # type: ignore[arg-type]
 
 
+def test_more_rounds_than_the_noise_covers_are_said(tmp_path: Path) -> None:
+    made = strategy(tmp_path / "ledger.sqlite")
+    made.transcript = dataclasses.replace(made.transcript, rounds=made.method.facts.rounds)
+    with pytest.warns(Notice, match="num_rounds = 99: the noise covers rounds = "):
+        made.start(None, num_rounds=99)  # type: ignore[arg-type]
+
+
 def test_the_result_fits_the_model(tmp_path: Path) -> None:
     """Frozen parameters and buffers are a part of what a model loads, though nobody trains or sends them."""
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))

@@ -33,6 +33,7 @@ def by_class(folder, each=10):
 def test_subfolders_are_classes(tmp_path):
     found = data.load("image-folder", by_class(tmp_path / "set"), image_size=6)
     assert (found.shape, found.classes) == ((3, 6, 6), 3)
+    assert found.labels == tuple(sorted(path.name for path in (tmp_path / "set").iterdir()))
     assert (len(found.train_y), len(found.test_y)) == (24, 6)
     assert np.bincount(found.train_y).tolist() == [8, 8, 8]
     assert found.train_x.dtype == np.float32
@@ -60,7 +61,7 @@ def celeba(folder):
 def test_an_attribute_of_celeba(tmp_path):
     folder = celeba(tmp_path / "celeba")
     found = data.load("image-folder", folder, image_size=8, attribute="Smiling")
-    assert found.classes == 2
+    assert found.labels == ("not Smiling", "Smiling")
     assert found.train_y.tolist() + found.test_y.tolist() == [0, 1, 0, 1, 1, 0, 1, 0, 0, 1]
     (folder / "list_eval_partition.txt").write_text("\n".join(f"{i:06}.jpg {2 if i > 6 else i % 2}" for i in range(10)))
     images._resized.cache_clear()
@@ -114,7 +115,7 @@ def test_words_in_a_table_are_classes(tmp_path):
     rows = [f"{i:05}.png,{('old', 'young')[i % 2]}" for i in range(10)]
     (tmp_path / "ffhq" / "labels.csv").write_text("\n".join(["image,age", *rows]))
     found = data.load("image-folder", tmp_path / "ffhq", image_size=4, attribute="age")
-    assert found.classes == 2
+    assert found.labels == ("old", "young")
     assert found.train_y[:4].tolist() == [0, 1, 0, 1]
 
 
