@@ -162,10 +162,10 @@ def overview(found: Mapping[str, Any]) -> str:
         else:
             no_data.append(f"`{other.command}`")
     rows += [("; ".join(sorted(papers)), *made) for made, papers in grouped.items()]
+    needed = "CIFAR-10, CIFAR-100 or MNIST; a study runs once `data.dir` names a folder with the set"
     parts = [
         table(["paper", "command", "outcome"], sorted(rows)),
-        "**Data not at hand** (CIFAR-10, CIFAR-100 or MNIST; a study runs once `data.dir` names a folder with the set): "
-        f"{', '.join(sorted(no_data))}.",
+        f"**Data not at hand** ({needed}): {', '.join(sorted(no_data))}.",
         f"**Not made**: {'; '.join(sorted(not_made))}.",
     ]
     return "\n\n".join(parts)
