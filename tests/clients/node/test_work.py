@@ -291,7 +291,7 @@ def test_a_default_may_be_stated_where_values_are_listed(tmp_path):
     stated = {"name": "dp-sgd", "style": "per-layer", "bound": 1.0, "clip": "eq"}
     assert Work.parse(work(stated), policy).built() == built({"name": "dp-sgd", "style": "per-layer"})
     for changed in ({"bound": 0.9}, {"clip": None}, {"bounds": None}):
-        with pytest.raises(Refusal, match="allowed: its default"):
+        with pytest.raises(Refusal, match="allowed: only its default"):
             Work.parse(work(stated | changed), policy)
 
 
@@ -322,7 +322,7 @@ def test_a_mechanism_of_the_operators_own_takes_the_options_that_he_lists(tmp_pa
     name = "own_rules:OwnRules"
     folder = make_node(tmp_path / "node", unit="example", mechanisms=[name])
     assert Work.parse(work({"name": name}), folder.policy()).built().note == "plain"
-    with pytest.raises(Refusal, match="allowed: its default"):
+    with pytest.raises(Refusal, match="allowed: only its default"):
         Work.parse(work({"name": name, "note": "other"}), folder.policy())
     with folder.policy_file.open("a") as file:
         file.write(f'\n[allow.options."{name}"]\nnote = ["other"]\n')
