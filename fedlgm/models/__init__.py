@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -206,5 +207,9 @@ def _find(name: str) -> Any:
         raise ConfigError(
             f"model {name!r} is the name of a file: pass the nn.Module; the weights of a public base in a safetensors "
             "file are model.weights"
+        )
+    if name not in _MODELS and ("/" in name or Path(name).is_dir()):
+        raise ConfigError(
+            f"model {name!r} is a folder or a name of the Hugging Face Hub: pass the module that from_pretrained makes"
         )
     return named(_MODELS, name, "model")

@@ -317,12 +317,15 @@ class RunFolder:
             return ledger.position()
 
     def result(self) -> RunSummary | None:
-        """The final summary of a finished run, otherwise None.
+        """The final summary of a finished run, otherwise None; it names the folder where it is now.
 
         Raises:
             RunError: the file is damaged.
         """
-        return _summary(self.result_file)
+        found = _summary(self.result_file)
+        if found is not None:
+            found["run"] = str(self.path)
+        return found
 
     def finished(self) -> RunSummary:
         """The summary of a finished run after `verify`, with its guarantee's sentence derived again.

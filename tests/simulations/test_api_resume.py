@@ -160,3 +160,20 @@ def test_an_optimizer_without_a_state_to_restore_is_named_when_a_run_goes_on(tmp
     run = interrupted(tmp_path / "run", **given)
     with pytest.warns(Notice, match="server optimizer '<Heavy>' starts afresh"):
         simulations.resume(run, **given)
+
+
+def test_a_finished_run_opens_from_another_directory_and_after_a_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    made = simulations.simulate(overrides={"federation.rounds": 1}, run_dir="my run")
+    monkeypatch.chdir(tmp_path / "there")
+    for where in (tmp_path / "here" / "my run", tmp_path / "there" / "moved"):
+        if not where.exists():
+            (tmp_path / "here" / "my run").rename(where)
+        found = simulations.resume(where)
+        assert found.folder == where
+        assert found.report() == where / "report.html"
+        assert (len(found.history), found["model_sha256"]) == (1, made["model_sha256"])

@@ -120,6 +120,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "two models have the label 'Linear': label one of them, as in ('second', model)",
     ),
     "a list of seeds": (study(seeds=[1, 2]), "seeds is the number of repetitions, whose seeds follow from run.seed"),
+    "a folder as the model": (run(model=str(Path(__file__).parent)), "pass the module that from_pretrained makes"),
+    "a name of the Hub as the model": (run(model="prajjwal1/bert-tiny"), "a name of the Hugging Face Hub: pass the"),
     "a folder as the data": (run(data=str(Path(__file__).parent)), "is a folder: for images set data.name ="),
     "a pair as the data": (run(data=(X, Y)), "a pair (x, y) or a torch data set is one part of two"),
     "a mechanism as the method of an audit": (
@@ -407,3 +409,10 @@ def test_a_mechanism_of_ones_own_is_audited_as_an_object():
     subject = audits.Subject.of(mechanisms.get("uniform", bound=0.5))
     assert subject.name == "uniform"
     assert audits.Audit(method="probe").mechanism(subject).passed
+
+
+def test_a_folder_with_a_bundled_name_hides_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mlp", "digits"):
+        Path(name).mkdir()
+    assert run(model="mlp", data=None, run_dir="run")().folder == Path("run")
