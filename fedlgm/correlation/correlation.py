@@ -79,6 +79,12 @@ class Correlation:
     decays: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
 
+    def __init_subclass__(cls) -> None:
+        raise ConfigError(
+            f"correlation {cls.__name__}: noise and cost follow from the coefficients alone, so a class derived from "
+            "Correlation could state another cost: make Correlation(name, rounds, coefficients)"
+        )
+
     def __post_init__(self) -> None:
         _check_rounds(self.rounds)
         c = np.array(self.coefficients, dtype=np.float64)
