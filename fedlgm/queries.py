@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, PrivacyError, check_known
-from fedlgm.extension import enter, is_bundled, named_arguments
+from fedlgm.extension import enter, is_bundled, named_arguments, sealed
 from fedlgm.layers import SAFETY, LayerTable
 from fedlgm.rows_apart import rows_apart
 
@@ -78,6 +78,7 @@ class AuxiliaryQuery(ABC):
         return NoisyQuery(self, 0.0).contribution(norms, clip)
 
 
+@sealed
 @named_arguments
 @dataclass(frozen=True)
 class NoisyQuery:

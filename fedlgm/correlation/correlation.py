@@ -23,7 +23,7 @@ from fedlgm.correlation import blt, sensitivities
 from fedlgm.correlation.toeplitz import Reduce
 from fedlgm.correlation.workloads import Workload, as_workload
 from fedlgm.errors import ConfigError, check_count
-from fedlgm.extension import named_arguments
+from fedlgm.extension import named_arguments, sealed
 
 _MOST_ROUNDS = 1_000_000
 _MOST_PRODUCTS = 10**9  # rounds times coefficients: seconds of work, in nodes' services too
@@ -43,6 +43,7 @@ class CorrelationRecord(TypedDict):
     coefficients: NotRequired[list[float]]
 
 
+@sealed
 @named_arguments
 @dataclass(frozen=True, eq=False)
 class Correlation:
@@ -78,12 +79,6 @@ class Correlation:
     coefficients: np.ndarray
     decays: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
-
-    def __init_subclass__(cls) -> None:
-        raise ConfigError(
-            f"correlation {cls.__name__}: noise and cost follow from the coefficients alone, so a class derived from "
-            "Correlation could state another cost: make Correlation(name, rounds, coefficients)"
-        )
 
     def __post_init__(self) -> None:
         _check_rounds(self.rounds)
