@@ -107,8 +107,8 @@ class NoisyQuery:
     bound: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", self.query.size)
-        object.__setattr__(self, "bound", self.query.bound)
+        object.__setattr__(self, "size", int(self.query.size))
+        object.__setattr__(self, "bound", float(self.query.bound))
         if not (self.sigma >= 0 and self.bound >= 0):
             raise ConfigError(f"bounds and noise must be non-negative numbers, got {self}")
 
