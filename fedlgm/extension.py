@@ -21,6 +21,7 @@ from fedlgm.annotations import mistyped
 from fedlgm.errors import ArgumentError, ConfigError, FedlgmError, alternatives, out_of_memory
 
 F = TypeVar("F", bound=Callable[..., Any])
+K = TypeVar("K")
 
 _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _OWNER = ("self", "cls")
@@ -263,6 +264,27 @@ def named_arguments(function: F) -> F:
         raise ConfigError(f"{owner}: {wrong}; it takes {taken}")
 
     return called  # type: ignore[return-value]
+
+
+def sealed(kind: type[K]) -> type[K]:
+    """Class decorator that refuses derived classes: they could state another cost than that of the fields.
+
+    >>> @sealed
+    ... class Facts:
+    ...     rate = 1.0
+    >>> class Mine(Facts):
+    ...     rate = 0.1
+    Traceback (most recent call last):
+    fedlgm.errors.ConfigError: no class is derived from Facts, as Mine is: a cost follows from its fields alone
+    """
+
+    def refuse(derived: type) -> None:
+        raise ConfigError(
+            f"no class is derived from {kind.__name__}, as {derived.__name__} is: a cost follows from its fields alone"
+        )
+
+    kind.__init_subclass__ = classmethod(refuse)  # type: ignore[assignment]
+    return kind
 
 
 def made(found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str, Any] | None = None) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedlgm import run_rules
 from fedlgm.allocation import floor_digits
 from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate
-from fedlgm.extension import named_arguments
+from fedlgm.extension import named_arguments, sealed
 from fedlgm.noised_by import NoisedBy
 from fedlgm.noised_by import get as noised_by
 from fedlgm.noised_in_shares import Shares
@@ -26,6 +26,7 @@ _ROUNDING = 1e-6
 _KEPT = 2e-8
 
 
+@sealed
 @named_arguments
 @dataclass(frozen=True)
 class Sampling:
@@ -160,6 +161,7 @@ class LocalTraining:
         return self.epochs * -(-examples // self.batch_size)
 
 
+@sealed
 @dataclass(frozen=True)
 class LocalSteps:
     """Example-level steps of a client in a round. The client adds noise to each, and each is a separate release.
@@ -192,6 +194,7 @@ class LocalSteps:
         check_positive(batch=self.batch)
 
 
+@sealed
 @named_arguments
 @dataclass(frozen=True)
 class RunFacts:
@@ -239,6 +242,8 @@ class RunFacts:
     def __post_init__(self) -> None:
         if self.noise_multiplier != 0:
             check_positive(noise_multiplier=self.noise_multiplier)
+        if not isinstance(self.sampling, Sampling):
+            raise ConfigError(f"sampling must be a fedlgm.Sampling, got {self.sampling!r}")
         check_count("the number of rounds", self.rounds)
         if self.max_participations is not None:
             check_count("max_participations", self.max_participations)
@@ -253,7 +258,11 @@ class RunFacts:
             self._check_noise(self.noise)
 
     def _check_noise(self, noise: Correlation) -> None:
+        from fedlgm.correlation import Correlation
+
         sampling = self.sampling
+        if not isinstance(noise, Correlation):
+            raise ConfigError(f"noise must be a fedlgm.correlation.Correlation, got {noise!r}")
         if noise.rounds != self.rounds:
             raise ConfigError(f"the noise is correlated over {noise.rounds} rounds, but the run has {self.rounds}")
         noise.check_noise()

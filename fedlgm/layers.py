@@ -5,6 +5,7 @@ All private code works on the flat vector and a `LayerTable`; no other code know
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -75,9 +76,24 @@ class LayerTable:
 
     Attributes:
         layers: K layers; layer j covers `flat[offsets[j]:offsets[j + 1]]` and has d_j = `sizes[j]` coordinates.
+
+    Raises:
+        ConfigError: layers or their tensors overlap, or leave gaps.
     """
 
     layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        # A mechanism's own table could otherwise put one layer's numbers under the noise of another.
+        end = 0
+        for layer in self.layers:
+            start = end
+            for slot in layer.slots:
+                if slot.offset != end or slot.size != math.prod(slot.shape):
+                    raise ConfigError(f"layer table: {slot.name!r} does not lie where the tensors before it end")
+                end += slot.size
+            if (layer.offset, layer.size) != (start, end - start):
+                raise ConfigError(f"layer table: layer {layer.name!r} does not consist of its own tensors")
 
     @classmethod
     @named_arguments

@@ -15,12 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension import named_arguments
 
 Family = Literal["gaussian", "laplace"]
 NoiseBackend = Literal["cpu", "torch", "triton"]
 """Generator of noise: this module ("cpu"), or the kernels in torch (any device) or in Triton (GPUs)."""
+LEAST_SCALE = 2.0**-100
+"""Smallest noise scale above 0; its inverse is the largest."""
 GRID_BITS = 10
 """Released values are multiples of 2^(floor(log2 scale) - GRID_BITS)."""
 
@@ -95,6 +97,8 @@ def unit_noise(sizes: Sequence[int], streams: Sequence[torch.Generator]) -> Tens
 def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
     """Add `scale` times given noise to a vector, in place, and round to the grid of the scale (see `add_noise_`)."""
     if scale > 0:
+        if not LEAST_SCALE <= scale <= 1 / LEAST_SCALE:  # as the kernels: nearer the ends noise or its grid vanish
+            raise PrivacyError(f"noise has the scale 0 or one in [2^-100, 2^100], got {scale:g}")
         step = grid_step(scale)
         piece.add_(noise.to(piece), alpha=scale).mul_(1 / step).round_().mul_(step)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedlgm import integer_noise, privacy
 from fedlgm.errors import ConfigError, check_count
+from fedlgm.extension import sealed
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.noised_by import NOISED_BY, Adversary, NoisedBy, NoisedByClients
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
@@ -49,6 +50,7 @@ def least_threshold(nodes: int, colluders: int) -> int:
     return (nodes + colluders) // 2 + 1
 
 
+@sealed
 @dataclass(frozen=True)
 class Shares:
     """The nodes on whose noise the guarantee relies: `threshold` answer, and `colluders` may belong to the server.

@@ -183,7 +183,7 @@ class ReleasePlan:
         """Everything released: layers, then auxiliary queries."""
         names, sizes = self.layers.names, self.layers.sizes
         rows = [Part(names[j], int(sizes[j]), float(self.clip[j]), float(self.sigma[j])) for j in self.indices]
-        return (*rows, *(Part(q.query.name, q.query.size, q.query.bound, q.sigma) for q in self.queries))
+        return (*rows, *(Part(q.query.name, q.size, q.bound, q.sigma) for q in self.queries))
 
     @cached_property
     def streams(self) -> tuple[int, ...]:
@@ -203,7 +203,7 @@ class ReleasePlan:
     @cached_property
     def asked(self) -> tuple[tuple[str, int, float], ...]:
         """Name, size and bound of each auxiliary query."""
-        return tuple((noisy.query.name, noisy.query.size, noisy.query.bound) for noisy in self.queries)
+        return tuple((noisy.query.name, noisy.size, noisy.bound) for noisy in self.queries)
 
     @property
     def denominator(self) -> float:

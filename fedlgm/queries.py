@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, PrivacyError, check_known
-from fedlgm.extension import is_bundled, named_arguments
+from fedlgm.extension import is_bundled, named_arguments, sealed
 from fedlgm.layers import SAFETY, LayerTable
 from fedlgm.registration import enter, registers
 from fedlgm.rows_apart import rows_apart
@@ -75,7 +75,46 @@ class AuxiliaryQuery(ABC):
         """Estimate from a released, noisy mean [size], float64."""
 
     def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """`encode`, clipped to `bound`, float32 [b, size]; rows that are not finite count as zero.
+        """See `NoisyQuery.contribution`, for size and bound as they are now."""
+        return NoisyQuery(self, 0.0).contribution(norms, clip)
+
+
+@sealed
+@named_arguments
+@dataclass(frozen=True)
+class NoisyQuery:
+    """A query and the noise of its release.
+
+    Size and bound are read once: those of a user's query may change after they were charged.
+
+    Attributes:
+        query: the released query.
+        sigma: noise std of the sum (of each client's contribution under local trust).
+        size: its number of coordinates.
+        bound: its l2 bound.
+
+    Raises:
+        ConfigError: the noise is negative.
+
+    Example:
+        >>> noisy = NoisyQuery(BelowBound((5, 2)), sigma=2.0)
+        >>> round(noisy.sigma / noisy.bound, 3)  # the noise multiplier of the query alone
+        2.828
+    """
+
+    query: AuxiliaryQuery
+    sigma: float
+    size: int = field(init=False)
+    bound: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", int(self.query.size))
+        object.__setattr__(self, "bound", float(self.query.bound))
+        if not (self.sigma >= 0 and self.bound >= 0):
+            raise ConfigError(f"bounds and noise must be non-negative numbers, got {self}")
+
+    def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """The query's `encode`, clipped to `bound`, float32 [b, size]; rows that are not finite count as zero.
 
         A user's query encodes one row at a time, so that no row can change the answers of the others.
 
@@ -83,11 +122,11 @@ class AuxiliaryQuery(ABC):
             ConfigError: `encode` returns another shape.
             PrivacyError: a user's `encode` remembers rows.
         """
-        if is_bundled(self) or not len(norms):
-            values = self._encoded(norms, clip)
+        if is_bundled(self.query) or not len(norms):
+            values = self._encoded(self.query, norms, clip)
         else:
-            what = f"query {self.name!r}"
-            values = rows_apart(self, lambda query, row: query._encoded(row, clip.clone()), norms, what)
+            what = f"query {self.query.name!r}"
+            values = rows_apart(self.query, lambda query, row: self._encoded(query, row, clip.clone()), norms, what)
         # Before lengths are measured: one NaN would make the length of the rest unknown.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
         largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
@@ -96,37 +135,11 @@ class AuxiliaryQuery(ABC):
         cut = torch.where(length > self.bound, SAFETY * self.bound / length, torch.ones_like(length))
         return (values * cut).float()
 
-    def _encoded(self, norms: Tensor, clip: Tensor) -> Tensor:
-        values = self.encode(norms, clip)
+    def _encoded(self, query: AuxiliaryQuery, norms: Tensor, clip: Tensor) -> Tensor:
+        values = query.encode(norms, clip)
         if values.shape != (len(norms), self.size):
-            raise ConfigError(f"query {self.name!r} encodes {tuple(values.shape)} for {len(norms)} x {self.size}")
+            raise ConfigError(f"query {query.name!r} encodes {tuple(values.shape)} for {len(norms)} x {self.size}")
         return values
-
-
-@named_arguments
-@dataclass(frozen=True)
-class NoisyQuery:
-    """A query and the noise of its release.
-
-    Attributes:
-        query: the released query.
-        sigma: noise std of the sum (of each client's contribution under local trust).
-
-    Raises:
-        ConfigError: the noise is negative.
-
-    Example:
-        >>> noisy = NoisyQuery(BelowBound((5, 2)), sigma=2.0)
-        >>> round(noisy.sigma / noisy.query.bound, 3)  # the noise multiplier of the query alone
-        2.828
-    """
-
-    query: AuxiliaryQuery
-    sigma: float
-
-    def __post_init__(self) -> None:
-        if not (self.sigma >= 0 and self.query.bound >= 0):
-            raise ConfigError(f"bounds and noise must be non-negative numbers, got {self}")
 
 
 def beside_layers(
@@ -142,7 +155,7 @@ def beside_layers(
 
     Example:
         >>> ((noisy,), rest) = beside_layers(BelowBound, LayerTable.from_sizes({"a": 5, "b": 2}), 2.0, share=0.36)
-        >>> round((noisy.query.bound / noisy.sigma) ** 2 + rest**-2, 9)  # 1 / 2^2, the whole of it
+        >>> round((noisy.bound / noisy.sigma) ** 2 + rest**-2, 9)  # 1 / 2^2, the whole of it
         0.25
     """
     query = kind(tuple(layers.sizes.tolist()))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlgm.aggregation import BoundedSum, sum_on
 from fedlgm.contributions import Updates
-from fedlgm.errors import PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.noise import NoiseBackend
@@ -20,6 +20,8 @@ from fedlgm.privacy.ledger import SERVER
 from fedlgm.run_noise import INDEPENDENT, NoiseSource, RunNoise, check_cpu, noise_source
 
 __all__ = ["SERVER", "Noising", "fingerprint", "local_release", "release"]
+
+_PRECISE = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +76,14 @@ class Noising:
         """The noise of this sum; the arguments are those of `release`.
 
         Raises:
+            ConfigError: the sum has another type than float32 or float64.
             PrivacyError: the past of correlated noise is not given, or the plan's noise is added in shares.
             RunError: the past of correlated noise is not known.
         """
         if not plan.facts.noised_by.alone:
             raise PrivacyError("the plan's noise is added in shares, each by a node: use local_release")
+        if total.dtype not in _PRECISE:
+            raise ConfigError(f"a sum is float32 or float64, got {total.dtype}, which cannot hold its noise")
         source = noise_source(plan, run_noise)
         keys = source.following(keys, round)
         return cls(total, plan, _bound(keys, total, plan), round, party, backend, source)
@@ -121,9 +126,9 @@ def release(
         `total`, now safe to publish under `plan.guarantee`.
 
     Raises:
-        ConfigError: the backend does not run on the device of `total`.
-        PrivacyError: the kernels cannot represent a noise scale, or the past of correlated noise is not given or does
-            not fit.
+        ConfigError: the backend does not run on the device of `total`, or `total` has another type.
+        PrivacyError: a noise scale is outside [2^-100, 2^100], or the past of correlated noise is not given or does not
+            fit.
         RunError: the past of correlated noise cannot be drawn again.
 
     Example:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedlgm.aggregation import kernels, part_offsets
 from fedlgm.errors import ConfigError, PrivacyError, RunError
 from fedlgm.keys import KeyRing, Purpose
-from fedlgm.noise import NoiseBackend, add_noise_, add_scaled_, unit_noise
+from fedlgm.noise import LEAST_SCALE, NoiseBackend, add_noise_, add_scaled_, unit_noise
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER
 
@@ -249,7 +249,7 @@ class RunNoise:
             return total
         if backend == "cpu":
             check_cpu(total)
-        sizes = [*(int(size) for size in plan.layers.sizes), *(noisy.query.size for noisy in plan.queries)]
+        sizes = [*(int(size) for size in plan.layers.sizes), *(noisy.size for noisy in plan.queries)]
         ends = np.cumsum([0, *sizes])
 
         def drawn(ring: KeyRing, number: int) -> Tensor:
@@ -289,7 +289,7 @@ def _stream(client: int) -> int:
 def kernel_scale(sigma: list[float]) -> Tensor:
     """Noise scales as float32, never below the plan's scales."""
     exact = np.array(sigma)
-    if (exact[exact > 0] < 2.0**-100).any() or (exact > 2.0**100).any():
+    if (exact[exact > 0] < LEAST_SCALE).any() or (exact > 1 / LEAST_SCALE).any():
         raise PrivacyError(f"the kernels draw noise of scale 0 or in [2^-100, 2^100], got {exact.tolist()}")
     scale = exact.astype(np.float32)
     return torch.from_numpy(np.where(scale < exact, np.nextafter(scale, np.float32(np.inf)), scale))

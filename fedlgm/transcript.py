@@ -81,6 +81,6 @@ class Transcript:
         position = sum(int(size) for size in self.plan.layers.sizes[self.plan.indices])
         for noisy in self.plan.queries:
             if noisy.query.name == query:
-                return noisy.query.decode(self.mean[position : position + noisy.query.size])
-            position += noisy.query.size
+                return noisy.query.decode(self.mean[position : position + noisy.size])
+            position += noisy.size
         return None

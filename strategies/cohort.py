@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedlgm.errors import PrivacyError
 from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.plan import Sampling
@@ -85,6 +86,22 @@ class CohortSampler:
             if self.keys.numpy_generator(Purpose.DROPOUT, round, int(c), 0).random() >= self.dropout_rate
         ]
         return np.array(kept, dtype=np.int64)
+
+
+def require_once(cohort: np.ndarray, population: int) -> None:
+    """Refuse a cohort, which a class derived from `CohortSampler` may draw, with a client twice or an unknown one.
+
+    Raises:
+        PrivacyError: a client would contribute more than its bound.
+
+    Example:
+        >>> require_once(np.array([2, 5]), population=6)
+    """
+    if len(np.unique(cohort)) < len(cohort) or ((cohort < 0) | (cohort >= population)).any():
+        raise PrivacyError(
+            f"a cohort has each of {population} participants once at most, since each is charged for one "
+            f"contribution; drawn were {cohort.tolist()}"
+        )
 
 
 def round_half_up(value: float) -> int:

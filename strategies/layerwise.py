@@ -31,7 +31,7 @@ from fedlgm.mechanisms import BoundsExamples, UsesPrivateNorms, UsesPrivateUpdat
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
-from strategies.cohort import CohortSampler, blocks
+from strategies.cohort import CohortSampler, blocks, require_once
 from strategies.messages import message_to
 from strategies.nodes import Nodes
 from strategies.releaser import Releaser
@@ -163,7 +163,9 @@ class LayerwiseFedAvg(FedAvg):
         exhausted = self.releaser.exhausted(round_, cap)
         self._say_exhausted(exhausted)
         drawn = self.sampler.cohort(round_, exhausted)
-        cut = blocks(self.sampler.present(round_, drawn), self.releaser.numerics.block_size, self.nodes.work)
+        present = self.sampler.present(round_, drawn)
+        require_once(present, self.sampler.sampling.population)
+        cut = blocks(present, self.releaser.numerics.block_size, self.nodes.work)
         self.nodes.find(grid, self.sampler.sampling.population)
         plan = self._plan(round_, cut, arrays, grid)
         clients = [int(client) for block in cut for client in block]
@@ -278,14 +280,13 @@ class LayerwiseFedAvg(FedAvg):
         single, plan = self.nodes.single, pending.plan
         total = BoundedSum.empty(plan)
         block = BoundedSum.empty(plan) if single else total
-        sizes = iter([len(b) for b in pending.blocks])
-        size = next(sizes, 0)
-        for one, reply in in_order(pending.sent, replies, single, pending.failures):
+        ends = set(np.cumsum([len(b) for b in pending.blocks]).tolist())
+        for number, (one, reply) in enumerate(in_order(pending.sent, replies, single, pending.failures), start=1):
             if single:
                 self._add_client(block, one, reply, pending)
-                if block.count >= size:
+                if number in ends:
                     total.merge(block.total, block.count, block.discarded)
-                    block, size = BoundedSum.empty(plan), next(sizes, 0)
+                    block = BoundedSum.empty(plan)
                 continue
             assert reply is not None
             metrics = reply.content.metric_records[wire.METRICS]
@@ -298,17 +299,15 @@ class LayerwiseFedAvg(FedAvg):
         return total
 
     def _add_client(self, block: BoundedSum, one: Sent, reply: Message | None, pending: _Pending) -> None:
-        """Count one client: its contribution if it keeps the plan's bounds, else zero."""
+        """Add one client's contribution if it keeps the plan's bounds; else it counts as zero and brings no noise."""
         if reply is not None:
             try:
                 values = contribution(reply, pending.plan)
                 block.merge(torch.from_numpy(values), 1, 0)
                 pending.norms[one.clients[0]] = float(np.linalg.norm(values))
                 self._note(reply, 1, pending)
-                return
             except PrivacyError as error:
                 pending.failures.append(Failure("rejected", one.node, one.clients[0], str(error)))
-        block.skip(1)
 
     def _note(self, reply: Message, clients: int, pending: _Pending) -> None:
         """Figures reported by published, NOT PRIVATE variants; all other figures from a node are dropped."""

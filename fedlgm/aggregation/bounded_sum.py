@@ -100,8 +100,8 @@ class BoundedSum:
         if self.plan.queries:
             clip = torch.from_numpy(self.plan.clip.copy())
             for noisy in self.plan.queries:
-                self.total[position : position + noisy.query.size] += noisy.query.contribution(norms[None], clip)[0]
-                position += noisy.query.size
+                self.total[position : position + noisy.size] += noisy.contribution(norms[None], clip)[0]
+                position += noisy.size
 
     def _bounded(self, updates: Updates) -> Tensor:
         """Rows that the trainer has bounded as the plan says: updates, then answers to its queries."""

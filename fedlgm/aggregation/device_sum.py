@@ -60,7 +60,7 @@ class DeviceSum(BoundedSum):
         factors = torch.where(accepted[:, None], factors, 0.0)
         if not self._whole:
             norms = moments.sqrt() if plan.family == "gaussian" else moments
-            answers = [noisy.query.contribution(norms, self._clip) for noisy in plan.queries]
+            answers = [noisy.contribution(norms, self._clip) for noisy in plan.queries]
             parts = [*self._kept(rows), *answers]
             rows = kernels.empty_block(len(parts[0]), plan.size, self.total.device)
             torch.cat(parts, dim=1, out=rows)

@@ -14,6 +14,7 @@ from fedlgm.aggregation import BoundedSum
 from fedlgm.audits.adversaries import by_adversary
 from fedlgm.audits.canaries import Canaries, check_auditable
 from fedlgm.audits.distinguisher import TRIALS, audit_mechanism_by_trials
+from fedlgm.audits.drawn import SHARE, drawn_checks
 from fedlgm.audits.one_run import audit_record
 from fedlgm.audits.probe import ProbeReading, audit_by_probe, checks, probe
 from fedlgm.audits.record import CanaryRecord, Presence
@@ -81,7 +82,7 @@ class Audit:
             True
         """
         started, reading = time.perf_counter(), probe(subject)
-        method = self._settled(subject)
+        method, level = self._settled(subject), 1 - self.confidence
         if method == "probe":
             result = audit_by_probe(subject, reading)
         else:
@@ -98,12 +99,15 @@ class Audit:
                     raise ConfigError(f"audit {self.method!r} must return an AuditResult, got {result!r}")
             elif method == "distinguisher":
                 result = audit_mechanism_by_trials(
-                    subject, trials=self.trials, confidence=self.confidence, seed=self.seed, on_trial=progress
+                    subject, trials=self.trials, confidence=1 - (1 - SHARE) * level, seed=self.seed, on_trial=progress
                 )
             else:
                 result = self._one_run(subject, reading, method, progress)
             result = dataclasses.replace(result, checks=(*checks(reading), *result.checks))
-        rows = tuple(by_adversary(subject, reading.plan, reading.ratio, self.confidence))
+        rows = tuple(by_adversary(subject, reading.plan, reading.ratio, 1 - (1 - SHARE) * level))
+        if method == "distinguisher" or rows:  # no canaries watch the noise
+            drawn = drawn_checks(subject, self.seed, SHARE * level)
+            result = dataclasses.replace(result, confidence=self.confidence, checks=(*result.checks, *drawn))
         return dataclasses.replace(result, adversaries=rows, seconds=time.perf_counter() - started)
 
     def _settled(self, subject: Subject) -> Method:

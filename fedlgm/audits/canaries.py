@@ -327,7 +327,7 @@ def check_auditable(plan: ReleasePlan) -> None:
 
 def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
     """Canaries already at the plan's bounds, as from a trainer; their answers to its queries are 0."""
-    zeros = [torch.zeros(len(updates), noisy.query.size) for noisy in plan.queries]
+    zeros = [torch.zeros(len(updates), noisy.size) for noisy in plan.queries]
     answers = [BoundedAnswer(noisy.query.name, z, 0.0) for noisy, z in zip(plan.queries, zeros, strict=True)]
     return BoundedUpdates(updates, tuple(plan.clip.tolist()), tuple(answers))
 

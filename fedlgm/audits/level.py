@@ -3,8 +3,8 @@
 An audit of canaries fails if one of several bounds exceeds the reported figure, or if a check of the noise fails. Each
 of these statements has its own level. By the union bound the levels add up to at most the level of the audit, so a
 release that is as reported fails with probability at most 1 - confidence. Checks without statistics (whitened
-sensitivity, plan purity, noise on the ledger) take no share. A method that makes only one statement (distinguisher,
-one-run) keeps the whole level.
+sensitivity, plan purity, noise on the ledger) take no share. Guesses (one-run) are a single statement with the whole
+level. A distinguisher leaves a small share to the checks of drawn noise (see `drawn`).
 """
 
 from __future__ import annotations

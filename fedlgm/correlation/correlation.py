@@ -23,7 +23,7 @@ from fedlgm.correlation import blt, sensitivities
 from fedlgm.correlation.toeplitz import Reduce
 from fedlgm.correlation.workloads import Workload, as_workload
 from fedlgm.errors import ConfigError, check_count
-from fedlgm.extension import named_arguments
+from fedlgm.extension import named_arguments, sealed
 
 _MOST_ROUNDS = 1_000_000
 _MOST_PRODUCTS = 10**9  # rounds times coefficients: seconds of work, in nodes' services too
@@ -43,6 +43,7 @@ class CorrelationRecord(TypedDict):
     coefficients: NotRequired[list[float]]
 
 
+@sealed
 @named_arguments
 @dataclass(frozen=True, eq=False)
 class Correlation:

@@ -23,7 +23,7 @@ def bounded_updates(batch: ClippedSum, scaling: Scaling, plan: ReleasePlan) -> B
 
     Args:
         batch: the batch's scaled sum, whose sign is changed in place, and the norms used for scaling.
-        scaling: the scaling.
+        scaling: the scaling, from `one_by_one` if it is a user's.
         plan: the plan whose auxiliary queries are answered; each example's answer is clipped to the query's bound.
     """
     return BoundedUpdates(batch.total.neg_()[None], _bounds(scaling, plan), _answers(batch.norms, plan))
@@ -34,6 +34,7 @@ def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> B
 
     An example with NaN or Inf counts as zero.
     """
+    scaling = one_by_one(scaling)
     total, norms = scaled_sum(gradients, scaling, plan.layers)
     return BoundedUpdates(-total[None], _bounds(scaling, plan), _answers(norms, plan))
 
@@ -72,6 +73,6 @@ def _answers(norms: Tensor, plan: ReleasePlan) -> tuple[BoundedAnswer, ...]:
     clip = torch.from_numpy(plan.clip.copy()).to(norms)
     found = []
     for noisy in plan.queries:
-        rows = torch.where(counted, noisy.query.contribution(known, clip), 0.0)
-        found.append(BoundedAnswer(noisy.query.name, rows.double().sum(dim=0)[None], noisy.query.bound))
+        rows = torch.where(counted, noisy.contribution(known, clip), 0.0)
+        found.append(BoundedAnswer(noisy.query.name, rows.double().sum(dim=0)[None], noisy.bound))
     return tuple(found)

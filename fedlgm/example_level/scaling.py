@@ -70,12 +70,16 @@ class Scaling(Protocol):
 
 
 class _OneByOne:
-    """A user's scaling, called with one example at a time; factors that exceed its own bounds are cut to them."""
+    """A user's scaling, called with one example at a time; factors that exceed its own bounds are cut to them.
+
+    Its bounds are read once: otherwise they could be others where factors are cut than where the plan checks them.
+    """
 
     per_layer = False  # its bounds are those of all layers
 
     def __init__(self, scaling: Scaling) -> None:
         self.scaling, self.norm = scaling, getattr(scaling, "norm", None)
+        self._bounds: np.ndarray | None = None
 
     def factors_of(self, layer: int, norms: Tensor) -> Tensor:
         raise TypeError("a user's scaling gets the norms of all layers at once")
@@ -86,7 +90,9 @@ class _OneByOne:
         return torch.nan_to_num(made, nan=0.0).clamp(min=0.0).minimum(limit)
 
     def bounds(self, layers: int) -> np.ndarray:
-        return self.scaling.bounds(layers)
+        if self._bounds is None:
+            self._bounds = np.array(self.scaling.bounds(layers), dtype=np.float64)
+        return self._bounds
 
     @property
     def bound(self) -> float:

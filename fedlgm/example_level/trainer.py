@@ -15,7 +15,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.example_level.bounding import bounded_updates
 from fedlgm.example_level.engine import ExampleGradients, ExampleLosses, SumsExamples
 from fedlgm.example_level.native import NativeExampleGradients
-from fedlgm.example_level.scaling import FlatClip, Scaling
+from fedlgm.example_level.scaling import FlatClip, Scaling, one_by_one
 from fedlgm.facts import LocalTraining
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
@@ -104,7 +104,7 @@ class ExampleTrainer:
         """
         self._try(x, y)
         if self._scaled is None or self._scaled[0] is not plan:
-            self._scaled = plan, self._mechanism.scaling(plan)
+            self._scaled = plan, one_by_one(self._mechanism.scaling(plan))
         scaling = self._scaled[1]
         x, y = self._batch(x, y, rows)
         return bounded_updates(self._gradients.sum(x, y, scaling), scaling, plan)

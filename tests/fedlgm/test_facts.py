@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from fedlgm import correlation
+from fedlgm.correlation import Correlation
 from fedlgm.errors import ConfigError
 from fedlgm.facts import LocalSteps, LocalTraining, RunFacts, Sampling
+from fedlgm.noised_in_shares import Shares
+from fedlgm.queries import NoisyQuery
 
 POISSON = Sampling("poisson", 500, 0.1)
 
@@ -174,3 +178,18 @@ class TestLocalSteps:
 def test_a_noise_multiplier_is_a_number(wrong):
     with pytest.raises(ConfigError, match="noise_multiplier must be finite and positive"):
         RunFacts(wrong, Sampling("poisson", 10, 0.5))
+
+
+@pytest.mark.parametrize("kind", [RunFacts, Sampling, LocalSteps, Shares, Correlation, NoisyQuery])
+def test_no_class_states_another_cost_than_that_of_the_fields(kind):
+    """A rate, number of releases or bound of its own would be charged instead."""
+    with pytest.raises(ConfigError, match=f"no class is derived from {kind.__name__}, as Mine is"):
+        type("Mine", (kind,), {})
+
+
+def test_facts_take_no_stand_ins():
+    stand_in = SimpleNamespace(scheme="cyclic", population=9, rate=1 / 3, separation=3, rounds=6)
+    with pytest.raises(ConfigError, match=r"sampling must be a fedlgm\.Sampling"):
+        RunFacts(1.0, stand_in)
+    with pytest.raises(ConfigError, match=r"noise must be a fedlgm\.correlation\.Correlation"):
+        RunFacts(1.0, Sampling("cyclic", 9, 1 / 3, 3), rounds=6, noise=stand_in)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -185,3 +187,20 @@ def test_sizes_cannot_be_changed_in_place():
         with pytest.raises(ValueError, match="read-only"):
             array.sort()
     assert table.sizes.tolist() == [7, 2]
+
+
+@pytest.mark.parametrize(
+    ("slot", "layer"),
+    [
+        ({"offset": 0}, {"offset": 0}),  # upon the first layer, whose noise would protect both
+        ({}, {"offset": 0}),
+        ({}, {"size": 2}),
+        ({"size": 2}, {"size": 2}),
+        ({"offset": 5}, {"offset": 5}),
+    ],
+)
+def test_a_table_of_ones_own_has_neither_overlaps_nor_gaps(slot, layer):
+    first, second = LayerTable.from_sizes({"a": 4, "b": 3}).layers
+    moved = replace(second, slots=(replace(second.slots[0], **slot),), **layer)
+    with pytest.raises(ConfigError, match="layer table"):
+        LayerTable((first, moved))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +16,8 @@ from torch import Tensor
 from fedlgm import queries
 from fedlgm.aggregation import bound_update
 from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.example_level import FlatClip
+from fedlgm.example_level.bounding import bound_gradients
 from fedlgm.layers import LayerTable
 from fedlgm.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Guarantee
@@ -108,6 +110,35 @@ def test_what_an_encoder_says_beyond_its_bound_is_cut():
     made = bound_update(torch.ones(6), plan({"a": 1, "b": 5}, NoisyQuery(Wrong((1, 5)), 1.0)))[6:]
     assert made.tolist() == pytest.approx([1 / math.sqrt(3)] * 3, rel=2e-5)
     assert float(made.norm()) <= 1.0
+
+
+class Growing(AuxiliaryQuery):
+    """A bound and a size that grow once they have been charged."""
+
+    name, grown = "growing", False
+    bound = property(lambda self: 1000.0 if Growing.grown else 1.0)
+    size = property(lambda self: 4 if Growing.grown else 1)
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        return torch.full((len(norms), 1), 500.0)
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        return mean.double().numpy()
+
+
+def test_a_query_is_bounded_as_it_was_charged(monkeypatch):
+    """Where clients are bounded and where examples are."""
+    made = plan({"a": 6}, NoisyQuery(Growing((6,)), 1.0))
+    cost = made.event
+    monkeypatch.setattr(Growing, "grown", True)
+    answer = bound_update(torch.ones(6), made)[6:]
+    assert answer.tolist() == pytest.approx([1.0], rel=2e-5)
+    assert float(answer) <= 1.0
+    of_examples = replace(made, queries=made.queries, bounded_by="trainer")
+    answers = bound_gradients(torch.ones(1, 6), FlatClip(1.0), of_examples).answers
+    assert (answers[0].bound, answers[0].values.shape) == (1.0, (1, 1))
+    assert float(answers[0].values) <= 1.0
+    assert of_examples.event == cost
 
 
 def test_a_query_has_the_size_of_what_a_client_contributes():

@@ -35,6 +35,22 @@ def test_every_backend_draws_the_plans_law(family, backend):
     assert not torch.equal(release(torch.zeros(made.size), made, KeyRing(1), 3, backend=other), flat)
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.int64, torch.complex64])
+@pytest.mark.parametrize("seed", [1, None])
+def test_sums_that_cannot_hold_their_noise_are_refused(kind, seed):
+    """A sum in float16 came back without any noise of a scale of 1e-10."""
+    made = plan(sizes={"a": 4}, sigma=np.full(1, 1e-10))
+    with pytest.raises(ConfigError, match="a sum is float32 or float64"):
+        release(torch.zeros(4, dtype=kind), made, KeyRing.from_seed(seed), 1)
+
+
+@pytest.mark.parametrize("sigma", [1e-35, 1e35])
+def test_scales_at_which_noise_or_its_grid_vanish_are_refused(sigma):
+    made = plan(sizes={"a": 4}, sigma=np.full(1, sigma))
+    with pytest.raises(PrivacyError, match=r"in \[2\^-100, 2\^100\]"):
+        release(torch.zeros(4, dtype=torch.float64), made, KeyRing(1), 1)
+
+
 def test_kernel_noise_never_repeats_between_parties_rounds_and_layers():
     made = plan(sizes={"a": 400, "b": 400}, sigma=np.ones(2))
     zeros = [torch.zeros(800) for _ in range(6)]

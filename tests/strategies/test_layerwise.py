@@ -15,7 +15,7 @@ from scipy import stats
 
 from fedlgm import wire
 from fedlgm.devices import Numerics
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
 from fedlgm.plan import RunFacts, Sampling
@@ -81,6 +81,19 @@ class TestCohorts:
                 made.releaser,
                 made.nodes,
             )
+
+    @pytest.mark.parametrize("drawn", [[0, 3, 3], [-1, 2], [9, 10]])
+    def test_no_client_contributes_twice(self, federate, drawn):
+        """Each is charged for one bounded contribution."""
+
+        class Own(CohortSampler):
+            def cohort(self, round, exclude=frozenset()):
+                return np.array(drawn)
+
+        made = federate(ones, {"a": 4}, sampling=Sampling("poisson", 10, 0.2), multiplier=2.0)
+        made.strategy.sampler = Own(Sampling("poisson", 10, 0.2), KeyRing(0))
+        with pytest.raises(PrivacyError, match="each of 10 participants once at most"):
+            made.run(1)
 
     def test_dropouts_leave_the_draw_alone(self):
         steady, shaky = (CohortSampler(Sampling("poisson", 500, 0.5), KeyRing(1), rate) for rate in (0.0, 0.4))

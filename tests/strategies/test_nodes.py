@@ -12,6 +12,7 @@ from hostile import CLIENTS, NodeGrid, node_of, watch
 from fedlgm import wire
 from fedlgm.errors import ConfigError, Notice, RunError
 from fedlgm.facts import Sampling
+from fedlgm.noised_in_shares import Shares
 from strategies import AnyNode, OneNodePerClient
 
 ALL = Sampling("poisson", CLIENTS, 1.0)
@@ -221,6 +222,19 @@ class TestHowManyMustAnswer:
         lossy(4, "enough", quorum=0.6).run(1)
         with pytest.raises(RunError, match=r"fewer than federation.quorum = 0.6 of the nodes answered: 5 of 10"):
             lossy(5, "too few", quorum=0.6).run(1)
+
+    @pytest.mark.parametrize(("lost", "void"), [(2, False), (3, True)])
+    def test_nodes_that_failed_bring_no_share_of_the_noise(self, federate, lost, void):
+        """A sum of seven answers was opened as one of ten, where eight must answer for the noise to suffice."""
+        federation = federate(
+            ones, {"a": 4}, mechanism="gaussian", multiplier=4.0, relation="replace-one", trust="distributed",
+            sampling=ALL, shares=Shares(8), accountant="rdp", epsilon=8.0, delta=1e-5, grid=NodeGrid,
+            nodes=OneNodePerClient(wait=0.2, simulated=True),
+        )  # fmt: skip
+        for client in range(lost):
+            federation.grid.tamper[client] = lambda message, honest: None
+        federation.run(1)
+        assert bool(federation.means[0].any()) is not void
 
     def test_a_node_that_failed_is_asked_again_in_the_next_round(self, lossy):
         federation = lossy(1)

@@ -19,6 +19,9 @@ from fedlgm.aggregation.kernels.spec import Noise, widest
 from fedlgm.layers import SAFETY
 from fedlgm.noise import GRID_BITS, Family
 
+_LEAST_FACTOR = torch.finfo(torch.float32).tiny
+"""Smallest factor above 0: smaller, subnormal numbers are rounded so coarsely that a layer may exceed its bound."""
+
 
 def _chunk(device: torch.device) -> int:
     """Elements handled at once: few enough for a CPU's cache, enough to keep an accelerator busy."""
@@ -58,8 +61,9 @@ def _factors(moments: Tensor, nonfinite: Tensor, clip: Tensor, power: int) -> Te
     norms = moments.sqrt() if power == 2 else moments
     limit = clip * SAFETY
     # The divisor's floor only spares the branch that is not taken a division by zero.
-    factors = torch.where(norms > limit, limit / norms.clamp(min=torch.finfo(torch.float32).tiny), limit.sign())
-    return torch.where((nonfinite[:, None] > 0) | ~(norms < math.inf), 0.0, factors)
+    factors = torch.where(norms > limit, limit / norms.clamp(min=_LEAST_FACTOR), limit.sign())
+    counted = (nonfinite[:, None] == 0) & (norms < math.inf) & (factors >= _LEAST_FACTOR)
+    return torch.where(counted, factors, 0.0)
 
 
 def accumulate(

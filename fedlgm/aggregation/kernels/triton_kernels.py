@@ -30,6 +30,7 @@ _MOMENT_WARPS = 8
 _SUM_WARPS = 4
 _CHUNK = 1024  # tile moments added by one step of the second reduction
 _SAFETY = tl.constexpr(SAFETY)
+_LEAST_FACTOR = tl.constexpr(1.1754943508222875e-38)  # as in `torch_kernels`
 
 
 @triton.jit
@@ -81,8 +82,8 @@ def _factor_kernel(
     norm = tl.sqrt_rn(moment) if POWER == 2 else moment
     limit = tl.load(clip + layer) * _SAFETY
     # The divisor's floor only spares the branch that is not taken a division by zero.
-    factor = tl.where(norm > limit, tl.div_rn(limit, tl.maximum(norm, 1.1754943508222875e-38)), 1.0)
-    factor = tl.where(limit > 0, factor, 0.0)
+    factor = tl.where(norm > limit, tl.div_rn(limit, tl.maximum(norm, _LEAST_FACTOR)), 1.0)
+    factor = tl.where((limit > 0) & (factor >= _LEAST_FACTOR), factor, 0.0)
     accepted = (norm < float("inf")) & (tl.load(nonfinite + client) == 0)
     tl.store(factors + program, tl.where(accepted, factor, 0.0))
 

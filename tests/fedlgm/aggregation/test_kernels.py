@@ -178,6 +178,19 @@ def test_factors_bound_every_layer(backend, family):
     assert bounds.factors[0, 3] == 0.0
 
 
+@pytest.mark.parametrize("size", [1, 300])
+def test_factors_too_small_for_single_precision_let_nothing_through(backend, size):
+    """Subnormal ones are rounded by up to their own size: layers were up to 1.9 times as long as their bound."""
+    norms = torch.tensor(np.geomspace(1e30, 3e38, 40), dtype=torch.float32)
+    updates = on(torch.cat([norms[:, None] / size] * size, dim=1).contiguous(), backend)
+    for bound in np.geomspace(2.0**-36, 10.0, 40):
+        clip = on(torch.tensor([bound], dtype=torch.float32), backend)
+        factors = clip_factors(updates, offsets_of([size]), clip, "laplace", backend=backend).factors
+        lengths = (updates * factors).double().abs().sum(dim=1)
+        assert float(lengths.max()) <= bound
+    assert float(factors.min()) > 0  # for the last, largest bound
+
+
 def test_a_bound_of_zero_lets_nothing_through(backend):
     """Not even numbers whose squares vanish, so that their norm is 0."""
     updates = on(torch.cat([torch.full((3, 5), 1e-23), block(3, 2)], dim=1), backend)

@@ -164,6 +164,15 @@ def test_refused(call, message):
         call()
 
 
+def test_no_class_states_another_cost_of_its_coefficients():
+    """It was equal to the correlation of its coefficients, whose runs were then charged at its cost, too."""
+    with pytest.raises(ConfigError, match="no class is derived from Correlation, as Free is"):
+
+        class Free(Correlation):
+            def sensitivity(self, min_separation, max_participations=None):
+                return 1e-3
+
+
 def test_noise_that_grows_beyond_what_can_be_represented_is_refused_where_a_run_is_described():
     """It grows a thousandfold a round and would be infinite in round 13."""
     steep = Correlation("own", 20, [1e-3, 1.0])

@@ -8,12 +8,15 @@ import torch
 from torch import nn
 
 from fedlgm import Guarantee, ReleasePlan, RunFacts, Sampling, Transcript, mechanisms
+from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.example_level import ExampleGradients, FlatClip, PerLayerClip
 from fedlgm.example_level.bounding import bound_gradients, scaled_sum
 from fedlgm.example_level.norms import L1, norm_of
 from fedlgm.example_level.scaling import one_by_one
+from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.dp_sgd import DPSGD
 from fedlgm.queries import AuxiliaryQuery, BelowBound
 from fedlgm.testing import _check_scaling
 
@@ -80,6 +83,34 @@ def test_a_scaling_keeps_the_bounds_that_it_states(made):
     norms = torch.tensor([[0.0, 1e-30], [0.5, 4.0], [1e30, 2.0]], dtype=torch.float64)
     lengths = one_by_one(made((0.5, 2.0))).factors(norms) * norms
     assert bool(((lengths >= 0) & (lengths <= torch.tensor([0.5, 2.0]))).all())
+
+
+class Shrinking(PerLayerClip):
+    """Bounds that are large where factors are cut, and small when the plan checks them."""
+
+    def factors(self, norms):
+        return 1e6 * torch.ones_like(norms)
+
+    def bounds(self, layers):
+        vars(self)["asked"] = vars(self).get("asked", 0) + 1
+        return np.array([100.0 if vars(self)["asked"] == 1 else 1.0])
+
+
+def test_the_bounds_that_cut_are_those_that_the_plan_checks():
+    model = nn.Linear(4, 2)
+    layers, facts = LayerTable.from_module(model, "all"), RunFacts(1.0, Sampling("poisson", 4, 0.5))
+    guarantee = Guarantee("proven", "", unit="example")
+    plan = ReleasePlan(layers, [1.0], [1.0], facts, guarantee, bounded_by="trainer")
+    with pytest.raises(PrivacyError, match="kept the bounds"):
+        BoundedSum.empty(plan).add(bound_gradients(torch.ones(1, layers.size), Shrinking((1.0,)), plan))
+
+    class Own(DPSGD):
+        def scaling(self, plan):
+            return Shrinking((1.0,))
+
+    trainer = ExampleTrainer(model, layers, Own("mine"))
+    with pytest.raises(PrivacyError, match="kept the bounds"):
+        BoundedSum.empty(plan).add(trainer.sum(torch.ones(4, 4), torch.tensor([0, 1, 1, 0]), torch.tensor([0]), plan))
 
 
 class RunningMean(PerLayerClip):
