@@ -147,7 +147,7 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
 
 
 def hello(folder: DeploymentFolder, name: str) -> dict[str, Any]:
-    """Statement of a node's service on this machine about its budget. Without one `ok` is False, and `why` the reason."""
+    """Statement of a node's service on this machine about its budget; without one `ok` is False, `why` the reason."""
     try:
         header, _ = frames.exchange(str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60)
     except RunError as error:
