@@ -21,6 +21,7 @@ from pathlib import Path
 
 from clients.flower_private import RuntimeConnection, failed_reply, unsupported
 from clients.node.ending import on_order_to_stop
+from fedlgm.errors import FedlgmError
 from fedlgm.node_protocol import pause_after
 
 _HEARTBEAT_S = 20.0
@@ -123,7 +124,7 @@ class Executor:
                     failure = ""
                 except Exception as error:
                     _log.warning("%s", error)
-                    failure = f"{type(error).__name__}: {error}"
+                    failure = str(error) if isinstance(error, FedlgmError) else f"{type(error).__name__}: {error}"
                     reply = failed_reply(message, failure)
                 connection.push(reply, context)
         finally:

@@ -121,6 +121,9 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
         known = "never" if node["online"] is not None and node["since"] is None else known
         nodes.add_row(node["name"], *running, known, spent, left)
     _out.print(nodes, soft_wrap=False)
+    for node in found["nodes"]:
+        if node["service"] and node["problem"]:
+            _out.print(f"{node['name']}: its service answers no questions: {node['problem']}", markup=False)
     gone = [node["name"] for node in found["nodes"] if node["online"] and not node["supernode"]]
     if gone:
         _out.print(

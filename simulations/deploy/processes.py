@@ -112,7 +112,7 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
     Of each node in `nodes`, `service`, `supernode` and `executor` say whether these processes run on this machine;
     `online` whether the SuperLink counts the node as connected (None if its SuperNode has no id so far), and `since`
     the UTC time since which this has been so (None if it has never been connected). The service's own figures cover
-    the data set's whole life, and are None if the service does not answer.
+    the data set's whole life, and are None if the service does not answer; `problem` then says why.
     """
     settings, running, flower = folder.settings(), _found(folder), Flower(folder)
     try:
@@ -132,7 +132,8 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
                 **{role: f"{node.name}-{role}" in running for role in ("service", "supernode", "executor")},
                 "online": online,
                 "since": since if since != "N/A" else None,
-                **{figure: answer and answer[figure] for figure in _OF_SERVICE},
+                **{figure: answer.get(figure) for figure in _OF_SERVICE},
+                "problem": None if answer.get("ok") else str(answer.get("why")),
             }
         )
     return {
@@ -145,17 +146,17 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
     }
 
 
-def hello(folder: DeploymentFolder, name: str) -> dict[str, Any] | None:
-    """Statement of a node's service on this machine about its budget; None if it does not answer."""
+def hello(folder: DeploymentFolder, name: str) -> dict[str, Any]:
+    """Statement of a node's service on this machine about its budget; without one `ok` is False, `why` the reason."""
     try:
         header, _ = frames.exchange(str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60)
-    except RunError:
-        return None
-    return header if header.get("ok") else None
+    except RunError as error:
+        return {"ok": False, "why": str(error)}
+    return header
 
 
 def _answers(folder: DeploymentFolder, name: str) -> bool:
-    return hello(folder, name) is not None
+    return hello(folder, name).get("ok") is True
 
 
 def _run(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
@@ -16,7 +18,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.proto.task_pb2 import Task
 
 from clients import flower_private
-from clients.node import executor
+from clients.node import executor, relay
 from clients.node.relay import forward
 from fedlgm import frames, wire
 from fedlgm import node_protocol as protocol
@@ -137,3 +139,24 @@ def test_a_secret_that_cannot_be_used(tmp_path, capsys, secret, message):
     arguments = ["--supernode", "127.0.0.1:1", "--secret-file", str(tmp_path / "s"), "--socket", "x"]
     assert executor.main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(frames.NoService("nobody listens"), "nobody listens"), (KeyError("x"), "KeyError: 'x'")]
+)
+def test_a_failed_task_says_the_reason_without_names_of_this_librarys_errors(monkeypatch, error, said):
+    ended = []
+    connection = SimpleNamespace(
+        pull=lambda: (SimpleNamespace(content=None), None), push=lambda *given: None, close=lambda: None,
+        end=lambda context, failure: ended.append(failure),
+    )  # fmt: skip
+
+    def fail(*given):
+        raise error
+
+    monkeypatch.setattr(executor, "RuntimeConnection", SimpleNamespace(working=lambda *given: connection))
+    monkeypatch.setattr(executor, "failed_reply", lambda message, failure: failure)
+    monkeypatch.setattr(executor, "_heartbeat", contextlib.nullcontext)
+    monkeypatch.setattr(relay, "forward", fail)
+    executor.Executor._work(SimpleNamespace(_supernode="", _socket=""), "token")
+    assert ended == [said]

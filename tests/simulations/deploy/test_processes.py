@@ -212,12 +212,12 @@ def test_a_killed_supernode_is_told_from_a_connected_one(
     monkeypatch.setattr(DeploymentFolder, "settings", lambda folder: settings)
     monkeypatch.setattr(DeploymentFolder, "open", lambda path: folder)
     monkeypatch.setattr(processes, "Flower", Listing)
-    monkeypatch.setattr(processes, "hello", lambda folder, name: None)
+    monkeypatch.setattr(processes, "hello", lambda folder, name: {"ok": False, "why": "its ledger was rolled back"})
     folder.logs.mkdir()
     for name, node in (("node0", 6), ("node0", 7), ("node1", 8), ("node2", 9)):  # node0 had another id before
         with (folder.logs / f"{name}-supernode.log").open("a") as log:
             log.write(f"INFO : SuperNode ID: {node}\n")
-    running = {"node0-supernode": psutil.Process(), "node1-supernode": psutil.Process()}
+    running = dict.fromkeys(("node0-supernode", "node1-supernode", "node1-service"), psutil.Process())
     monkeypatch.setattr(processes, "_found", lambda folder: running)
     found = [(node["online"], node["since"]) for node in processes.status(folder)["nodes"]]
     assert found == [(True, "2026-11-26 13:37:57Z")] * 2 + [(False, "2026-11-26 13:39:37Z"), (None, None)]
@@ -226,6 +226,7 @@ def test_a_killed_supernode_is_told_from_a_connected_one(
     said = capsys.readouterr().out
     assert "answers and counts 2 nodes as connected" in said
     assert "node1: no SuperNode that `up` started runs here; the SuperLink counts a killed one as connected" in said
+    assert "node1: its service answers no questions: its ledger was rolled back" in said
     assert "node0:" not in said
 
 

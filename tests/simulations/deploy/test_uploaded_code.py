@@ -173,7 +173,7 @@ def test_uploaded_code_reaches_nothing_of_the_node(lab, tmp_path):
     assert found.pop("supernode.key")
     assert len(found) == 20
     assert {name: said for name, said in found.items() if said != "PermissionError"} == {}
-    assert processes.hello(lab, "node0") is not None
+    assert processes.hello(lab, "node0")["ok"]
     with lab.node("node0").service.ledger(readonly=True) as ledger:
         assert ledger.rows() == []
 
