@@ -275,12 +275,13 @@ def sealed(kind: type[K]) -> type[K]:
     >>> class Mine(Facts):
     ...     rate = 0.1
     Traceback (most recent call last):
-    fedlgm.errors.ConfigError: no class is derived from Facts, as Mine is: a cost follows from its fields alone
+    fedlgm.errors.ConfigError: Mine cannot be derived from Facts: a cost follows from the fields of Facts alone
     """
 
     def refuse(derived: type) -> None:
         raise ConfigError(
-            f"no class is derived from {kind.__name__}, as {derived.__name__} is: a cost follows from its fields alone"
+            f"{derived.__name__} cannot be derived from {kind.__name__}: a cost follows from the fields of "
+            f"{kind.__name__} alone"
         )
 
     kind.__init_subclass__ = classmethod(refuse)  # type: ignore[assignment]
