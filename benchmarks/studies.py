@@ -70,7 +70,7 @@ PAPERS = {
     "004": "004: LaDP-FL",
     "": "none: rules of this library",
 }
-"""What the page calls the papers, by their numbers in the names of studies; "" for studies of no paper."""
+"""Names of the papers on the page, by their numbers in the names of studies; "" is for studies of no paper."""
 _MORE_SEEDS = "The first {} seeds were seen before the others were added, so p is somewhat too small."
 NOTES = {
     **dict.fromkeys(("002-figure-3", "002-figure-5", "002-figure-6", "002-figure-7"), _MORE_SEEDS.format("five")),

@@ -92,7 +92,7 @@ class Own:
     def into(self, raw: dict[str, Any]) -> None:
         """Write the objects' names into a recipe's plain values: "<Net>" for an object of class Net.
 
-        A registered mechanism is written with its options, and the recipe alone defines it.
+        A registered mechanism is written with its options, so the recipe defines it completely.
         """
         if self.given():
             raw.pop("title", None)  # it described the recipe as it was written
