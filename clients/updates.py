@@ -18,7 +18,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
@@ -26,10 +26,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
+from clients.cut_vote import NO_VOTE, CutVotes, asked_for
 from clients.source import ClientSource
 from fedlgm.client_release import Asked, Contributions, Noised
 from fedlgm.contributions import Updates, unbounded
 from fedlgm.devices import Numerics, torch_threads
+from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments
 from fedlgm.facts import LocalTraining
 from fedlgm.keys import KeyRing, Purpose
@@ -50,12 +52,14 @@ class LocalWork:
         settings: settings of the training.
         source: the clients' data.
         straggler_rate: probability that a client stops after one epoch in a round (simulations only).
+        votes: makes the clients' votes between cuts of their updates, for plans that ask for them.
     """
 
     trainer: Trainer | ExampleTrainer
     settings: LocalTraining
     source: ClientSource
     straggler_rate: float = 0.0
+    votes: Callable[[], CutVotes] | None = None
 
     def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
         """Clients' contributions under a mechanism; the arguments are those of `clients.LayerwiseClient`."""
@@ -83,6 +87,7 @@ class ClientUpdates(Contributions):
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
         """See `Contributions.updates`; None for clients without data."""
         tasks = {client: self._task(client, asked, order) for client in asked.clients}
+        answered = self._answers(asked)
         with torch_threads(self.numerics.threads):
             blocks = cast(Trainer, self._work.trainer).updates(
                 asked.model, [task for task in tasks.values() if task is not None]
@@ -96,7 +101,7 @@ class ClientUpdates(Contributions):
                 while waiting:
                     if len(rows) == 0:
                         rows = next(blocks)
-                    yield waiting[: len(rows)], rows[: len(waiting)]
+                    yield waiting[: len(rows)], answered(rows[: len(waiting)], waiting)
                     waiting, rows = waiting[len(rows) :], rows[len(waiting) :]
 
     def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
@@ -116,6 +121,19 @@ class ClientUpdates(Contributions):
             else:
                 rows += [layers.norms(update).numpy() for update in unbounded(updates).cpu()]
         return np.stack(rows)
+
+    def _answers(self, asked: Asked) -> Callable[[Updates, list[int]], Updates]:
+        """Adds the answers to the plan's queries about a client's data to a block of updates."""
+        if not asked_for(asked.plan):
+            return lambda rows, clients: rows
+        if self._work.votes is None:
+            raise ConfigError(NO_VOTE)
+        votes, source = self._work.votes(), self._work.source
+
+        def answered(rows: Updates, clients: list[int]) -> Updates:
+            return votes.added(rows, asked.plan, asked.model, [source(one) for one in clients[: len(rows)]])
+
+        return answered
 
     def _task(self, client: int, asked: Asked, order: KeyRing) -> ClientTask | None:
         data, round_ = self._work.source(client), asked.round

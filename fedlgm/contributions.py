@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,8 +66,45 @@ class BoundedUpdates:
         return BoundedUpdates(self.values[rows], self.bounds, answers)
 
 
-Updates = Tensor | BoundedUpdates
+@named_arguments
+@dataclass(frozen=True)
+class AnsweredUpdates:
+    """Raw updates, with the clients' own answers to auxiliary queries that need more than an update's norms.
+
+    Answers are bounded as raw updates are, by the sum to which they are added.
+
+    Attributes:
+        values: [b, D], one row per client.
+        answers: query name -> [b, size], one row per client.
+
+    Example:
+        >>> updates = AnsweredUpdates(torch.ones(2, 3), {"cut-vote": torch.tensor([[0.5], [-0.5]])})
+        >>> len(updates), updates[1:].answers["cut-vote"].tolist()
+        (2, [[-0.5]])
+    """
+
+    values: Tensor
+    answers: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows: slice) -> AnsweredUpdates:
+        return AnsweredUpdates(self.values[rows], {name: one[rows] for name, one in self.answers.items()})
+
+
+Updates = Tensor | BoundedUpdates | AnsweredUpdates
 """A block of clients' updates, [b, D], raw or bounded by the trainer."""
+
+
+def answers(updates: Updates) -> Mapping[str, Tensor]:
+    """The answers of raw updates, by query.
+
+    Example:
+        >>> answers(torch.ones(2, 3))
+        {}
+    """
+    return updates.answers if isinstance(updates, AnsweredUpdates) else {}
 
 
 def unbounded(updates: Updates) -> Tensor:
@@ -82,7 +119,7 @@ def unbounded(updates: Updates) -> Tensor:
     """
     if isinstance(updates, BoundedUpdates):
         raise PrivacyError("the plan bounds whole clients, but the trainer has bounded single units")
-    return updates
+    return updates.values if isinstance(updates, AnsweredUpdates) else updates
 
 
 def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[str, int, float]] = ()) -> Tensor:

@@ -113,16 +113,23 @@ class NoisyQuery:
         if not (self.sigma >= 0 and self.bound >= 0):
             raise ConfigError(f"bounds and noise must be non-negative numbers, got {self}")
 
-    def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
+    def contribution(self, norms: Tensor, clip: Tensor, given: Tensor | None = None) -> Tensor:
         """The query's `encode`, clipped to `bound`, float32 [b, size]; rows that are not finite count as zero.
 
         A user's query encodes one row at a time, so that no row can change the answers of the others.
 
+        Args:
+            norms: see `AuxiliaryQuery.encode`.
+            clip: see `AuxiliaryQuery.encode`.
+            given: the clients' own answers [b, size] instead of `encode`, see `fedlgm.contributions.AnsweredUpdates`.
+
         Raises:
-            ConfigError: `encode` returns another shape.
+            ConfigError: answers have another shape.
             PrivacyError: a user's `encode` remembers rows.
         """
-        if is_bundled(self.query) or not len(norms):
+        if given is not None:
+            values = self._shaped(given, norms)
+        elif is_bundled(self.query) or not len(norms):
             values = self._encoded(self.query, norms, clip)
         else:
             what = f"query {self.query.name!r}"
@@ -136,9 +143,11 @@ class NoisyQuery:
         return (values * cut).float()
 
     def _encoded(self, query: AuxiliaryQuery, norms: Tensor, clip: Tensor) -> Tensor:
-        values = query.encode(norms, clip)
+        return self._shaped(query.encode(norms, clip), norms)
+
+    def _shaped(self, values: Tensor, norms: Tensor) -> Tensor:
         if values.shape != (len(norms), self.size):
-            raise ConfigError(f"query {query.name!r} encodes {tuple(values.shape)} for {len(norms)} x {self.size}")
+            raise ConfigError(f"query {self.query.name!r} encodes {tuple(values.shape)} for {len(norms)} x {self.size}")
         return values
 
 
@@ -277,6 +286,42 @@ class LayerStrength(AuxiliaryQuery):
         return np.maximum(mean.double().numpy(), 0.0)
 
 
+@dataclass(frozen=True)
+class CutVote(AuxiliaryQuery):
+    """A client's vote between two cuts of its update: 1/2 for water-filling, -1/2 for flat clipping.
+
+    Norms do not tell which cut lowers the client's loss more, so clients answer by themselves (`clients.CutVotes`). A
+    client that cannot evaluate its loss, or whose update both cuts leave equal, abstains with 0.
+
+    Example:
+        >>> query = CutVote((5,))
+        >>> query.encode(torch.tensor([[3.0]]), torch.tensor([1.0])).tolist()
+        [[0.0]]
+        >>> query.decode(torch.tensor([0.25])).tolist()
+        [0.75]
+    """
+
+    name: ClassVar[str] = "cut-vote"
+
+    @property
+    def size(self) -> int:
+        """One number."""
+        return 1
+
+    @property
+    def bound(self) -> float:
+        """1/2."""
+        return 0.5
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """The answer of clients that abstain."""
+        return norms.new_zeros(len(norms), 1)
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Noisy share of clients that prefer water-filling, float64 [1]; those that abstain count as half."""
+        return np.asarray(mean.double().numpy() + 0.5)
+
+
 def layer_directions(norms: Tensor) -> Tensor:
     """Rows of layer norms [n, K] as unit vectors; 0 where all norms are 0 or one is not finite.
 
@@ -291,7 +336,7 @@ def layer_directions(norms: Tensor) -> Tensor:
 
 
 _KINDS: dict[str, type[AuxiliaryQuery]] = {
-    kind.name: kind for kind in (BelowBound, BelowShare, LayerVote, LayerStrength)
+    kind.name: kind for kind in (BelowBound, BelowShare, LayerVote, LayerStrength, CutVote)
 }
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import fedlgm
+from clients.cut_vote import CutVotes
 from clients.node import data as node_data
 from clients.node.policy import Policy, Refusal
 from clients.node.units import BY_BOUND, NodeUnit
@@ -213,7 +214,10 @@ class Releaser:
         def own(client: int) -> ClientData:  # called where an error of this node's data is caught
             return request.unit.examples(self._data, partial(node_data.targets, self._policy.data, task=job.task))
 
-        work = LocalWork(self.workshop.trainer(request.work, request.unit), job.settings, own)
+        def votes() -> CutVotes:
+            return CutVotes(self.workshop.module(request.work), job.layers, job.task)
+
+        work = LocalWork(self.workshop.trainer(request.work, request.unit), job.settings, own, votes=votes)
         return request.unit.contributions(work, job, numerics)
 
     def _keys(self, purpose: str, name: str) -> KeyRing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.clipping import LEAST_CLIP
-from fedlgm.contributions import Updates, bounded, unbounded
+from fedlgm.contributions import Updates, answers, bounded, unbounded
 from fedlgm.errors import PrivacyError
 from fedlgm.extension import named_arguments
 from fedlgm.layers import SAFETY
@@ -78,10 +79,11 @@ class BoundedSum:
             for row in self._bounded(updates).unbind():
                 self._add_bounded(row)
             return
-        for update in torch.atleast_2d(unbounded(updates)):
-            self._add(update)
+        given = answers(updates)
+        for i, update in enumerate(torch.atleast_2d(unbounded(updates))):
+            self._add(update, {name: rows[i : i + 1] for name, rows in given.items()})
 
-    def _add(self, update: Tensor) -> None:
+    def _add(self, update: Tensor, given: Mapping[str, Tensor]) -> None:
         self.count += 1
         layers = self.plan.layers
         if self.plan.fills:
@@ -100,7 +102,9 @@ class BoundedSum:
         if self.plan.queries:
             clip = torch.from_numpy(self.plan.clip.copy())
             for noisy in self.plan.queries:
-                self.total[position : position + noisy.size] += noisy.contribution(norms[None], clip)[0]
+                self.total[position : position + noisy.size] += noisy.contribution(
+                    norms[None], clip, given.get(noisy.query.name)
+                )[0]
                 position += noisy.size
 
     def _bounded(self, updates: Updates) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedlgm.aggregation import kernels
 from fedlgm.aggregation.bounded_sum import BoundedSum
-from fedlgm.contributions import Updates, unbounded
+from fedlgm.contributions import Updates, answers, unbounded
 from fedlgm.extension import named_arguments
 from fedlgm.plan import ReleasePlan
 from fedlgm.water_filling import filled
@@ -60,8 +60,9 @@ class DeviceSum(BoundedSum):
         factors = torch.where(accepted[:, None], factors, 0.0)
         if not self._whole:
             norms = moments.sqrt() if plan.family == "gaussian" else moments
-            answers = [noisy.contribution(norms, self._clip) for noisy in plan.queries]
-            parts = [*self._kept(rows), *answers]
+            given = answers(updates)
+            answered = [noisy.contribution(norms, self._clip, given.get(noisy.query.name)) for noisy in plan.queries]
+            parts = [*self._kept(rows), *answered]
             rows = kernels.empty_block(len(parts[0]), plan.size, self.total.device)
             torch.cat(parts, dim=1, out=rows)
             counted = accepted[:, None].expand(-1, len(plan.queries)).to(factors.dtype)

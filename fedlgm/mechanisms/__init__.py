@@ -32,6 +32,7 @@ from fedlgm.mechanisms.ladp import LaDP
 from fedlgm.mechanisms.layer_vote import VotedLayers
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
+from fedlgm.mechanisms.voted_filling import VotedFilling
 from fedlgm.mechanisms.water_filling import WaterFilling
 from fedlgm.privacy.guarantee import Unit
 from fedlgm.registration import enter, registers
@@ -95,6 +96,7 @@ register("adaptive", AdaptiveAllocation)
 register("alternate", Alternate)
 register("layer-vote", VotedLayers)
 register("water-filling", WaterFilling)
+register("voted-filling", VotedFilling)
 register("none", NoPrivacy)
 _enter("ladp", {"sound": LaDP, "published": "fedlgm.papers.ladp.published:PublishedLaDP"})
 for _name, _reference in _PAPERS.items():

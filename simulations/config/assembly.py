@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clients import Consent, LayerwiseClient, LocalWork, PartitionedSource
+from clients.cut_vote import CutVotes
 from clients.serving import Serving
 from fedlgm import data, devices, inputs, models, tasks
 from fedlgm.contributions import unbounded
@@ -394,6 +395,10 @@ class Assembly:
             trainer: Any = self.example_trainer(self.module())
         else:
             trainer = self.trainer(section.vectorize == "on", section.compile is True)
-        own = LocalWork(trainer, section.local, source, self.recipe.federation.stragglers)
+
+        def votes() -> CutVotes:
+            return CutVotes(self.module(), self.layers, self.task)
+
+        own = LocalWork(trainer, section.local, source, self.recipe.federation.stragglers, votes)
         work = self.recipe.protects.work(self.recipe, own)
         return LayerwiseClient(work, self.mechanism, self.layers, keys, serves, **options)

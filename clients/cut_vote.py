@@ -1,0 +1,82 @@
+"""Clients' votes between two cuts of their updates, see `fedlgm.mechanisms.voted_filling`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from clients.source import ClientData
+from fedlgm import inputs
+from fedlgm.contributions import AnsweredUpdates, Updates, unbounded
+from fedlgm.extension import named_arguments
+from fedlgm.layers import LayerTable
+from fedlgm.plan import ReleasePlan
+from fedlgm.queries import CutVote
+from fedlgm.tasks import Task
+from fedlgm.tasks.base import measured
+from fedlgm.water_filling import filled_row
+
+NO_VOTE = "the plan asks for the loss of a client's data, which this client cannot evaluate: use water-filling"
+_BATCH = 128
+
+
+def asked_for(plan: ReleasePlan) -> bool:
+    """Whether a plan asks clients for their votes."""
+    return any(noisy.query.name == CutVote.name for noisy in plan.queries)
+
+
+@named_arguments
+class CutVotes:
+    """Answers `fedlgm.queries.CutVote` from the losses of both cuts on a client's own data.
+
+    Args:
+        module: the model, float32; its weights change.
+        layers: its layer table; water-filling levels the layers of which it was merged.
+        task: task with the loss.
+
+    Example:
+        >>> from fedlgm import Guarantee, RunFacts, Sampling, mechanisms
+        >>> from fedlgm.tasks import Classification
+        >>> from fedlgm.transcript import Transcript
+        >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False))
+        >>> mechanism, facts = mechanisms.get("voted-filling"), RunFacts(1.0, Sampling("poisson", 9, 0.5))
+        >>> layers = mechanism.table(LayerTable.from_module(model))
+        >>> start = torch.tensor([1.0, 0.0, 0.0])
+        >>> plan = mechanism.plan(layers, facts, Transcript.start(start))
+        >>> data = ClientData(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64))
+        >>> update = torch.tensor([[99.0, 1.0, 0.0]])  # only the small second layer lowers the loss
+        >>> CutVotes(model, layers, Classification()).added(update, plan, start, [data]).answers
+        {'cut-vote': tensor([[0.5000]])}
+    """
+
+    def __init__(self, module: nn.Module, layers: LayerTable, task: Task) -> None:
+        self._module, self._task, self._parts = module, task, layers.merged().layers[0].parts
+        self._weights = layers.bind_(module)
+
+    def added(self, updates: Updates, plan: ReleasePlan, model: Tensor, data: Sequence[ClientData]) -> AnsweredUpdates:
+        """The updates with their clients' votes.
+
+        Args:
+            updates: raw updates [b, D].
+            plan: a plan that asks for votes.
+            model: the global model [D].
+            data: the clients' data.
+        """
+        rows = unbounded(updates)
+        votes = [self._vote(row.cpu(), float(plan.clip[0]), model, own) for row, own in zip(rows, data, strict=True)]
+        return AnsweredUpdates(rows, {CutVote.name: torch.tensor(votes, device=rows.device)[:, None]})
+
+    def _vote(self, update: Tensor, bound: float, model: Tensor, data: ClientData) -> float:
+        """1/2, -1/2, or 0 to abstain; losses that are not finite do not differ."""
+        cuts = (update * bound / max(float(update.norm()), bound), filled_row(update, self._parts, bound))
+        flat, filled = (self._loss(model + cut, data) for cut in cuts)
+        return 0.5 * float((filled < flat) - (flat < filled))
+
+    @torch.no_grad()
+    def _loss(self, weights: Tensor, data: ClientData) -> float:
+        self._weights.copy_(weights)
+        self._module.eval()
+        batches = zip(inputs.split(data.x, _BATCH), data.y.split(_BATCH), strict=True)
+        return measured(self._task, ((inputs.call(self._module, x), y) for x, y in batches))["loss"]

@@ -1,0 +1,69 @@
+"""Flat clipping or water-filling, as the clients vote in the first round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fedlgm.errors import ConfigError, check_share
+from fedlgm.facts import RunFacts
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
+from fedlgm.plan import ReleasePlan
+from fedlgm.queries import CutVote, beside_layers
+from fedlgm.transcript import Transcript
+
+
+@dataclass(frozen=True)
+class VotedFilling(FlatGaussian):
+    """Flat bound S and equal noise. A noisy vote of the first round decides how clients cut updates above S.
+
+    Each client of the first round cuts its update in both ways and votes for the cut that lowers the loss on its own
+    data more (`fedlgm.queries.CutVote`). If more than half of the released vote is for `fedlgm.water_filling`, all
+    later rounds are those of `water-filling`, else those of `gaussian`. Both have the same noise and charge, and the
+    choice depends only on a released value. The first round is that of `gaussian`, with slightly more noise: the vote
+    takes `share` of its budget.
+
+    Attributes:
+        bound: l2 bound S of one client's update.
+        share: share of the first round's budget for the vote, in (0, 1).
+
+    Raises:
+        ConfigError: an option is outside its range; in `plan`, the unit is a user with several clients.
+
+    Example:
+        >>> import torch
+        >>> from fedlgm import Sampling
+        >>> mechanism, facts = VotedFilling("voted-filling"), RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> layers, start = mechanism.table(LayerTable.from_sizes({"a": 3, "b": 2})), Transcript.start(torch.zeros(5))
+        >>> first = mechanism.plan(layers, facts, start)
+        >>> released = torch.tensor([0.0] * 5 + [0.3])  # the mean of the layers, then the vote: 80 % for water-filling
+        >>> later = mechanism.plan(layers, facts, start.extend(torch.zeros(5), released, first))
+        >>> first.fills, later.fills, round(first.effective_multiplier, 6), later.effective_multiplier
+        ((), (3, 2), 2.0, 2.0)
+    """
+
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share(self.name, share=self.share)
+
+    def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
+        """Refuse noise that is correlated over rounds, which needs as many numbers in every round."""
+        super().check_run(layers, facts)
+        if facts.noise is not None:
+            raise ConfigError(f"{self.name}: only the first round has a vote, but correlated noise needs equal rounds")
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """The round's plan: a function of the released vote, which later plans find in the last plan."""
+        if facts.sampling.of is not None:
+            raise ConfigError(f"{self.name}: a user's clients may disagree, so they have no vote: use water-filling")
+        flat, parts = super().plan(layers, facts, transcript), layers.layers[0].parts
+        if len(parts) == 1:
+            return flat
+        if transcript.plan is None:
+            queries, multiplier = beside_layers(CutVote, layers, facts.noise_multiplier, self.share)
+            return replace(flat, sigma=flat.clip * multiplier, queries=queries)
+        vote = transcript.answer(CutVote.name)
+        filling = bool(transcript.plan.fills) if vote is None else vote[0] > 0.5
+        return replace(flat, fills=parts) if filling else flat

@@ -1,0 +1,136 @@
+"""Clients vote between two cuts of their updates: what they answer, what it costs, and that the majority decides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import simulations
+from clients import ClientData
+from clients.cut_vote import CutVotes
+from fedlgm import mechanisms
+from fedlgm.aggregation import BoundedSum
+from fedlgm.aggregation.device_sum import DeviceSum
+from fedlgm.contributions import AnsweredUpdates
+from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts, Sampling
+from fedlgm.layers import LayerTable
+from fedlgm.plan import ReleasePlan
+from fedlgm.queries import CutVote
+from fedlgm.tasks import Classification
+from fedlgm.testing import check_mechanism
+from fedlgm.transcript import Transcript
+
+FACTS = RunFacts(1.5, Sampling("poisson", 100, 0.1))
+DATA = ClientData(torch.ones(300, 1), torch.zeros(300, dtype=torch.int64))  # more than one batch of losses
+START = torch.tensor([1.0, 0.0, 0.0])
+WIDE = [99.0, 1.0, 0.0]  # only the second layer, which is small beside the first, lowers the loss
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False))
+
+
+def first_plan(**options: float) -> ReleasePlan:
+    mechanism = mechanisms.get("voted-filling", **options)
+    return mechanism.plan(mechanism.table(LayerTable.from_module(model())), FACTS, Transcript.start(START))
+
+
+def votes(*updates: list[float]) -> list[float]:
+    plan, module = first_plan(), model()
+    made = CutVotes(module, plan.layers, Classification()).added(
+        torch.tensor(updates), plan, START, [DATA] * len(updates)
+    )
+    return made.answers["cut-vote"][:, 0].tolist()
+
+
+def later(vote: float) -> list[ReleasePlan]:
+    """The plans of the second and the third round."""
+    mechanism, first = mechanisms.get("voted-filling"), first_plan()
+    transcript = Transcript.start(START).extend(START, torch.tensor([0.0, 0.0, 0.0, vote]), first)
+    second = mechanism.plan(first.layers, FACTS, transcript)
+    return [second, mechanism.plan(first.layers, FACTS, transcript.extend(START, torch.zeros(second.size), second))]
+
+
+def test_it_is_a_mechanism():
+    check_mechanism(mechanisms.get("voted-filling"))
+    check_mechanism(mechanisms.get("voted-filling", share=0.1, bound=2.0))
+
+
+def test_a_client_prefers_the_cut_with_the_lower_loss():
+    harmful = [99.0, 0.0, 1.0]  # filling keeps more of the layer that raises the loss
+    within, broken = [0.1, 0.5, 0.0], [99.0, float("nan"), 0.0]
+    assert votes(WIDE, harmful, within, broken, WIDE) == [0.5, -0.5, 0.0, 0.0, 0.5]
+
+
+def test_every_round_costs_one_release():
+    first = first_plan(share=0.3)
+    assert [plan.effective_multiplier for plan in (first, *later(0.4))] == pytest.approx([1.5] * 3)
+    assert (0.5 / first.queries[0].sigma) ** 2 == pytest.approx(0.3 / 1.5**2)
+
+
+@pytest.mark.parametrize(("vote", "filling"), [(0.3, True), (-0.3, False), (0.0, False)])
+def test_the_majority_decides_all_later_rounds(vote, filling):
+    assert [bool(plan.fills) for plan in later(vote)] == [filling] * 2
+    assert not any(plan.queries for plan in later(vote))
+
+
+def test_a_model_of_one_layer_has_no_vote():
+    mechanism = mechanisms.get("voted-filling")
+    layers = mechanism.table(LayerTable.from_sizes({"only": 3}))
+    plan = mechanism.plan(layers, FACTS, Transcript.start(torch.zeros(3)))
+    assert (plan.queries, plan.fills, plan.sigma.tolist()) == ((), (), [1.5])
+
+
+@pytest.mark.parametrize("answer", [0.5, 40.0, -1e30, float("nan"), float("inf")])
+def test_no_answer_moves_the_sum_by_more_than_its_bound(answer):
+    plan = first_plan()
+    updates = AnsweredUpdates(torch.tensor([WIDE]), {"cut-vote": torch.tensor([[answer]])})
+    for total in (BoundedSum.empty(plan), DeviceSum(plan, torch.device("cpu"), "torch")):
+        total.add(updates)
+        assert abs(float(total.total[-1])) <= 0.5
+        assert float(total.total[:-1].norm()) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_answers_of_another_shape_are_refused():
+    updates = AnsweredUpdates(torch.tensor([WIDE]), {"cut-vote": torch.zeros(1, 2)})
+    with pytest.raises(ConfigError, match=r"'cut-vote' encodes \(1, 2\)"):
+        BoundedSum.empty(first_plan()).add(updates)
+
+
+def test_clients_without_an_answer_abstain():
+    total = BoundedSum.empty(first_plan())
+    total.add(torch.tensor([WIDE]))
+    assert float(total.total[-1]) == 0.0
+    assert CutVote((3,)).decode(torch.zeros(1)).tolist() == [0.5]
+
+
+WIDE_NETWORK = ["model.hidden=[8, 256, 8]", "training.optimizer=adam", "training.lr=0.01", "training.epochs=5"]
+
+
+def vote_of_a_run(*changes: str) -> tuple[float, float]:
+    """The released vote of a run of two rounds, and its epsilon."""
+    common = ["mechanism.name=voted-filling", "federation.rounds=2", "run.evaluate_every=2", "privacy.epsilon=20"]
+    result = simulations.simulate("digits", overrides=[*common, *changes], engine="local")
+    assert "queries" not in result.history[1]
+    return result.history[0]["queries"]["cut-vote"][0], result.epsilon
+
+
+def test_clients_of_a_run_vote_as_their_model_needs():
+    (wide, epsilon), (sgd, _) = vote_of_a_run(*WIDE_NETWORK), vote_of_a_run("model.hidden=[8, 256, 8]")
+    assert wide > 0.8
+    assert sgd < 0.7
+    assert epsilon <= 20
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "sentence"),
+    [
+        ("correlated-digits", [], "only the first round has a vote"),
+        ("digits", ["privacy.unit=user", "federation.users=100"], "a user's clients may disagree"),
+    ],
+)
+def test_runs_without_a_vote_are_refused_before_they_start(recipe, changes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        simulations.simulate(recipe, overrides=["mechanism.name=voted-filling", *changes], engine="local")
