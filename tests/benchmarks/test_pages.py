@@ -17,7 +17,7 @@ PAGES = sorted(RESULTS.rglob("*.md"))
 KEPT = (
     "adaptive", "audits", "central_allocations", "correlated", "fashion_mnist", "inid", "ladp_budgets",
     "ladp_constants", "neighbouring_rates", "noise_and_budget", "noise_and_split", "noise_response",
-    "water_filling",
+    "cut_votes", "water_filling",
 )  # fmt: skip
 """Benchmarks whose `--write` measures nothing."""
 NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?"
