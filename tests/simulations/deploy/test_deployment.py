@@ -121,13 +121,20 @@ def test_a_finished_run_is_not_repeated(lab):
 
 
 def test_central_trust_is_the_simulations_too(lab, tmp_path):
+    """With a mechanism for which the nodes evaluate their losses."""
     asked = recipe(
-        "run.seed=7", "privacy.trust=central", "privacy.epsilon=1.0", "privacy.max_participations=none", ONCE[0]
+        "run.seed=7", "privacy.trust=central", "privacy.epsilon=1.0", "privacy.max_participations=none", ONCE[0],
+        "mechanism.name=voted-filling",
     )  # fmt: skip
     deployed = submit.run(lab, asked)
     simulated = launch.simulate(asked, engine="local", run_dir=tmp_path / "simulated")
     for figure in ("model_sha256", "accuracy", "epsilon", "rounds", "guarantee"):
         assert deployed[figure] == simulated[figure]
+    rows = [
+        json.loads((folder / "metrics.jsonl").read_text()) for folder in (Path(deployed["run"]), tmp_path / "simulated")
+    ]
+    assert rows[0]["queries"] == rows[1]["queries"]
+    assert "cut-vote" in rows[0]["queries"]
     assert [ledger_rows(lab, f"node{i}")[-1].trust for i in range(3)] == ["central"] * 3
 
 
