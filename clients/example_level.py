@@ -21,7 +21,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 
 HELD_BYTES = 32 << 20
-"""Number of clients whose data a process keeps from one round to the next."""
+"""Bytes of clients' data that a process keeps from one round to the next."""
 
 
 class ExampleSteps(Contributions):

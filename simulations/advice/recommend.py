@@ -241,7 +241,8 @@ def _refuse_chance(found: DataSet, start: float, least: float) -> None:
         raise ConfigError(
             f"the warm-up is at chance: the loss on public examples is {least:.4g} at its best, that of {whose} "
             f"{chance:.4g}; there is no advice from such a model: give more or other public examples, "
-            "another learning rate, or a model that learns faster"
+            "another learning rate or a model that learns faster, or, if clients are the unit, let them choose: "
+            "mechanism.name = 'voted-filling'"
         )
 
 
