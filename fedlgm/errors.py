@@ -96,7 +96,7 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 
 
 def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
-    """Refuse a value that is none of the known names.
+    """Refuse a value that is not one of the known names.
 
     Args:
         what: name of the option.

@@ -101,7 +101,7 @@ def load_object(reference: str, what: str) -> Any:
         The object itself: it is neither called nor checked.
 
     Raises:
-        ConfigError: the reference has another form, its module does not import, or the module has no such name. The
+        ConfigError: the reference is malformed, its module cannot be imported, or the module has no such name. The
             message names the module and the reason.
 
     >>> load_object("math:sqrt", "function")(9.0)

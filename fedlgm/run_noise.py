@@ -168,7 +168,7 @@ class RunNoise:
         self._done = 0
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The run's ring for a round's noise. A secret ring gives a different one for every different past.
+        """The run's ring for a round's noise. A secret ring leads to a different one for every different past.
 
         The same sum after different earlier releases is a different release. With the same z, the difference of the
         two would reveal the difference of the earlier sums without noise.
@@ -243,7 +243,7 @@ class RunNoise:
         """
         noise = plan.facts.noise
         if noise is None or plan.position != round - 1:
-            raise PrivacyError(f"this plan is not that of round {round}: make plans by Method.plan")
+            raise PrivacyError(f"this plan is not that of round {round}: make plans with Method.plan")
         if plan.size == 0:
             self.skip(round, ring)
             return total

@@ -89,7 +89,7 @@ RULES = (
     # Which examples are in a step's batch stays within the client, and which clients take part depends on no example.
     Rule(
         lambda run: not run.steps and run.noised_by.uploads_released and run.relation != "replace-one",
-        "{relation} must be 'replace-one' under {who} trust: participation is visible",
+        "{relation} must be 'replace-one' under {who} trust: participation is visible there",
     ),
     Rule(
         lambda run: not run.steps and run.scheme == "fixed" and run.rate < 1 and run.relation != "replace-one",

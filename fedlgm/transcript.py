@@ -14,7 +14,7 @@ from fedlgm.plan import ReleasePlan
 @named_arguments
 @dataclass(frozen=True)
 class Transcript:
-    """Released outputs of the past rounds.
+    """Released outputs of the past rounds: the only data on which a plan may depend besides public configuration.
 
     Attributes:
         rounds: number of rounds released so far.

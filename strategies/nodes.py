@@ -171,7 +171,7 @@ class OneNodePerClient:
                 client = self._client_of(node, answer, population)
                 if client in self._nodes:
                     raise RunError(
-                        f"nodes {self._nodes[client]} and {node} both say that they are client {client}, whose data "
+                        f"nodes {self._nodes[client]} and {node} both say that they are client {client}, so its data "
                         f"would count twice: give every node a different {wire.PARTITION}"
                     )
                 self._nodes[client] = node
@@ -208,7 +208,7 @@ Nodes = AnyNode | OneNodePerClient
 def _reason(said: str) -> str:
     """A node's error for a message: the end, where a traceback has it, or the remedy for an app without fedlgm."""
     if "query function registered" in said or "No {category} function registered" in said:  # Flower's own line of code
-        return "its app is Flower's ClientApp, which bounds nothing: make it app = clients.PrivateClientApp(model)"
+        return "its app is Flower's ClientApp, which bounds nothing: use app = clients.PrivateClientApp(model)"
     return printable(said[-500:], 500)
 
 

@@ -162,7 +162,7 @@ def _by_folder(folder: Path) -> _Found:
     if len(names) < 2:
         raise DataError(
             f"{folder}: {len(names)} subfolders with images; give one subfolder per class (also within train/ and "
-            "test/), or an attribute of an attribute file"
+            "test/), or name an attribute of an attribute file"
         )
     files, labels, tests = [], [], []
     for root, is_test in roots:
@@ -204,9 +204,7 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
         parts = dict(line.split()[:2] for line in split.read_text(encoding="utf-8").splitlines() if line.strip())
         unknown = next((name for name in rows if parts.get(name) not in ("0", "1", "2")), None)
         if unknown is not None:
-            raise DataError(
-                f"{split} does not say of {unknown!r} whether it is for training (0), validation (1) or test (2)"
-            )
+            raise DataError(f"{split} does not say whether {unknown!r} is for training (0), validation (1) or test (2)")
         use = np.array([parts[name] != "1" for name in rows])
         tests, labels = np.array([parts[name] == "2" for name in rows])[use], labels[use]
         rows = {name: values for (name, values), kept in zip(rows.items(), use, strict=True) if kept}
@@ -233,7 +231,9 @@ def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
             if wrong is None
             else f"row {wrong + 1} has {len(rows[wrong]) - 1} values for {len(header)} attributes"
         )
-        raise DataError(f"{path}: {what}; each row is a file name and its attributes, below a row of their names")
+        raise DataError(
+            f"{path}: {what}; below a row of attribute names, each row must hold a file name and its attributes"
+        )
     return header, {row[0]: row[1:] for row in rows}
 
 

@@ -94,7 +94,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
         super().__post_init__()
         if self.style in ("auto-s", "nsgd", "dp-psac"):
             name = "auto-s" if self.style == "nsgd" else self.style
-            raise ConfigError(f"{self.name}: {self.style!r} is a separate mechanism: mechanism.name = {name!r}")
+            raise ConfigError(f"{self.name}: {self.style!r} is a separate mechanism: set mechanism.name = {name!r}")
         check_known("style", self.style, _STYLES, self.name)
         check_known("allocation", self.allocation, allocations(), self.name)
         if self.style == "flat" and (self.allocation != "uniform" or self.clip != "eq"):

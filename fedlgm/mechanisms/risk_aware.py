@@ -139,7 +139,9 @@ class LMDPSGD(_Reweighting):
         check_share(self.name, share=self.share)
         check_fraction(self.name, floor=self.floor)
         if self.weights != "public" and self.floor == 0:
-            raise ConfigError(f"{self.name}: weights = {self.weights!r} needs floor > 0: noise may hide a whole layer")
+            raise ConfigError(
+                f"{self.name}: weights = {self.weights!r} needs floor > 0, because noise may hide a whole layer"
+            )
         check_figures(self.name, strengths=self.strengths)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:

@@ -174,14 +174,14 @@ def _made(
 ) -> Any:
     """Result of a function or class, called with the seed's random numbers."""
     if not callable(found):
-        raise ConfigError(f"model {label} is neither an nn.Module nor a class or function that gives one")
+        raise ConfigError(f"model {label} is neither an nn.Module nor a class or function that returns one")
     drawn = KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state()
     filled: dict[str, Any] = {"in_shape": tuple(in_shape), "classes": classes}
     if classes is None:
         stated = parameters_of(found).get("classes")
         if stated is not None and stated.default is inspect.Parameter.empty:
             raise ConfigError(
-                f"model {label} takes `classes`, the number of outputs, which neither the data nor the task say: "
+                f"model {label} takes `classes`, the number of outputs, which neither the data nor the task states: "
                 "override Task.outputs, or give the parameter a default"
             )
         if stated is not None:

@@ -201,8 +201,8 @@ def _stages(
         traces.append(found.traces)
     if not rows:
         raise ConfigError(
-            "the clients' mean update does not lower the loss on public examples at any model of the warm-up: give "
-            "more public examples, or a smaller learning rate"
+            "the clients' mean update lowers the loss on public examples at no model of the warm-up: pass more "
+            "public examples, or use a smaller learning rate"
         )
     together = torch.cat(norms)
     median, mean_traces = together.nanmedian(dim=0).values, np.mean(traces, axis=0)
@@ -240,8 +240,8 @@ def _refuse_chance(found: DataSet, start: float, least: float) -> None:
     if not least < _AT_CHANCE * chance:
         raise ConfigError(
             f"the warm-up is at chance: the loss on public examples is {least:.4g} at its best, that of {whose} "
-            f"{chance:.4g}; there is no advice from such a model: give more or other public examples, "
-            "another learning rate, or a model that learns faster"
+            f"{chance:.4g}; such a model allows no advice: pass more or other public examples, or use another "
+            "learning rate or a model that learns faster"
         )
 
 

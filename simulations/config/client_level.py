@@ -63,7 +63,8 @@ class ClientLevel(UnitKind):
             )
         if local and privacy.max_participations is None:
             raise ConfigError(
-                f"privacy.max_participations is needed under {privacy.trust} trust: every participation costs"
+                f"privacy.max_participations is needed under {privacy.trust} trust, because every participation "
+                "costs privacy"
             )
 
     def _check_separation(self, recipe: Recipe) -> None:

@@ -47,7 +47,7 @@ def method_beside(
     epsilon, delta = facts.budget()
     if facts.noised_by.uploads_released or facts.run is not None:
         raise ConfigError(
-            "data: its private statistics are charged together with rounds that a trusted server noises: use "
+            "data: their private statistics are charged together with rounds that a trusted server noises: use "
             "privacy.trust = 'central' and privacy.noise = 'independent', or standardise with public figures"
         )
     left, found = epsilon - spent.epsilon(_SHARE * delta, facts.accountant), None
@@ -58,12 +58,12 @@ def method_beside(
         plan = method.plan(start)
         if plan.protects != spent.protects:
             raise ConfigError(
-                f"data: its private statistics protect ({spent.protects}), but the run protects ({plan.protects}): "
+                f"data: their private statistics protect ({spent.protects}), but the run protects ({plan.protects}): "
                 f"their epsilons do not add up; {_remedy(plan)}"
             )
         if spent.clients and division != spent.division:
             raise ConfigError(
-                f"data: its private statistics protect {spent.clients} clients as the data name them, but this run's "
+                f"data: their private statistics protect {spent.clients} clients as the data name them, but this run's "
                 f"clients hold other data: use data.partition = 'natural', federation.clients = {spent.clients} and "
                 "the users that were passed to standardise"
             )
@@ -76,7 +76,7 @@ def method_beside(
     if found is not None:
         return found
     raise PrivacyError(
-        f"data: its private statistics cost epsilon = {spent.epsilon(delta, facts.accountant):.4g} of "
+        f"data: their private statistics cost epsilon = {spent.epsilon(delta, facts.accountant):.4g} of "
         f"privacy.epsilon = {epsilon:g} and leave too little for the training: raise privacy.epsilon, or standardise "
         "with a smaller epsilon and a new ledger"
     )

@@ -62,7 +62,7 @@ class UserLevel(ClientLevel):
         """See `UnitKind.check_nodes`."""
         raise ConfigError(
             "privacy.unit = 'user' is for simulations: a user's updates are averaged before they are bounded, and a "
-            "real node sees its own alone. Where one node holds all data of a user, use privacy.unit = 'client'"
+            "real node sees only its own. Where one node holds all data of a user, use privacy.unit = 'client'"
         )
 
     def words(self, assembly: Assembly) -> str:

@@ -47,7 +47,7 @@ def run(
     if recipe.federation.clients != clients:
         say(f"federation.clients = {clients}: the enrolled nodes")
     if recipe.run.seed is not None and not settings.test:
-        say("run.seed is ignored: a deployed run has its own keys")
+        say("run.seed is ignored: a deployed run draws its own keys")
     recipe = deployed(recipe, clients, test=settings.test)
     DeployedAssembly(recipe).check_server()
     if not flower.healthy():

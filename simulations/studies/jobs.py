@@ -131,7 +131,7 @@ def grid_jobs(
     axes = {key: listed(f"grid[{key!r}]", values) for key, values in grid.items() if key != "mechanism"}
     for key in axes:
         if not isinstance(key, str):
-            raise ConfigError(f"grid[{key!r}]: a recipe has no such key; its keys are texts, such as 'training.lr'")
+            raise ConfigError(f"grid[{key!r}]: a recipe has no such key; its keys are strings, such as 'training.lr'")
         if key in _NO_AXIS:
             named = _RESERVED[key][1] if key in _RESERVED else "overrides"
             raise ConfigError(f"grid[{key!r}]: the runs of a study are named by it, so it comes from {named}")

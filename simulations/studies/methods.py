@@ -49,7 +49,7 @@ class Method:
         """The method for an entry.
 
         Raises:
-            ConfigError: the entry has another form, or a mechanism, variant or option is unknown.
+            ConfigError: the entry is malformed, or a mechanism, variant or option is unknown.
 
         Example:
             >>> Method.of(("small bound", "uniform", {"bound": 0.1})).changes
@@ -97,7 +97,7 @@ def opened(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
         key: "mechanism" or "model".
 
     Raises:
-        ConfigError: the table has other keys, or the tuple another form.
+        ConfigError: the table has other keys, or the tuple is malformed.
 
     Example:
         >>> opened({"label": "wide", "name": "mlp"}, "model"), opened("mlp", "model")
@@ -105,7 +105,7 @@ def opened(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
     """
     if isinstance(entry, Mapping):
         if not {"label", "name"} <= entry.keys() <= {"label", "name", "options"}:
-            raise ConfigError(f"a table in grid.{key} has label, name and options, got {sorted(entry)}")
+            raise ConfigError(f"a table in grid.{key} must have label, name and options, got {sorted(entry)}")
         entry = entry["label"], entry["name"], entry.get("options", {})
     if not isinstance(entry, (tuple, list)):
         return None, entry, {}

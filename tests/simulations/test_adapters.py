@@ -183,7 +183,7 @@ def test_a_recipe_begins_with_the_weights_of_a_file_and_is_only_continued_with_t
 
 def test_nodes_get_the_hash_of_the_base_and_the_seed_of_the_adapters(tmp_path):
     recipe = recipes.load("nodes", ["model.adapters={rank = 2, style = 'ffa'}", "model.seed=5"])
-    with pytest.raises(ConfigError, match=r"model\.adapters: nodes must have the same frozen base"):
+    with pytest.raises(ConfigError, match=r"model\.adapters: all nodes must have the same frozen base"):
         deployed(recipe, 3)
     save_file(base().state_dict(), tmp_path / "base.safetensors")
     changed = recipe.model.model_copy(update={"weights": str(tmp_path / "base.safetensors")})

@@ -212,7 +212,7 @@ def test_a_resumed_run_keeps_its_recipe(run, finished):
     before = contents(finished)
     status, _, err = run("simulate", "--resume", finished, "--engine", "local")
     assert status == 2
-    assert "belongs to another recipe" in err
+    assert "does not belong to the recipe" in err
     assert contents(finished) == before
 
 

@@ -276,7 +276,7 @@ OF_FLOWERS_APP = RAYS + "raise ValueError(f\"No {category} function registered w
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
-        (OF_FLOWERS_APP, r"its app is Flower's ClientApp, .*: make it app = clients.PrivateClientApp\(model\)$"),
+        (OF_FLOWERS_APP, r"its app is Flower's ClientApp, .*: use app = clients.PrivateClientApp\(model\)$"),
         ("ValueError: No query function registered with name 'default'", "clients.PrivateClientApp"),
         (RAYS + "ModuleNotFoundError: No module named 'mine'", "ModuleNotFoundError: No module named 'mine'$"),
     ],

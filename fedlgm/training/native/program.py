@@ -123,7 +123,7 @@ class _Walk:
             self._add(name, child)
         self._order_activations()
         if not any(op[0] == _Kind.CONVOLUTION for op in self.ops) or len(self.ops) > _MOST:
-            raise _UnknownError(f"models of no layer with parameters or more than {_MOST} layers")
+            raise _UnknownError(f"models without a layer that has parameters, or with more than {_MOST} layers")
         if not self._flat or self._shape[1:] != (1, 1):
             raise _UnknownError("models whose outputs are images")
         if max(math.prod(op[i : i + 3]) for op in self.ops for i in (1, 4)) >= _LARGEST or not math.prod(shape):

@@ -159,5 +159,5 @@ def test_a_recipe_from_values_is_refused_in_the_words_of_a_recipe_from_a_file(ma
 
 @pytest.mark.parametrize("values", ["digits", [1], {1: 2}, None])
 def test_values_that_are_no_mapping_of_sections_are_refused(values):
-    with pytest.raises(ConfigError, match="a recipe's values are a mapping of its sections"):
+    with pytest.raises(ConfigError, match="a recipe's values must be a mapping of its sections"):
         Recipe.model_validate(values)

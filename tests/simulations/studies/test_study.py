@@ -277,10 +277,10 @@ def test_latex_and_pictures(finished: Study, tmp_path: Path) -> None:
     ("make", "says"),
     [
         (lambda study: study.to_frame("accuracy"), "Study.to_frame: too many positional arguments; it takes none"),
-        (lambda study: study.table(3), "Study.table: metrics must be a text or a sequence of texts or None, got 3"),
+        (lambda study: study.table(3), "Study.table: metrics must be a string or a sequence of strings or None, got 3"),
         (lambda study: study.table("f1"), "no metric 'f1' in this study; it has accuracy, "),
         (lambda study: study.to_latex("no/t.tex"), "cannot write no/t.tex: there is no folder no; create it first"),
-        (lambda study: study.to_latex("t.docx"), "the file of a LaTeX table ends in .tex, got 't.docx'"),
+        (lambda study: study.to_latex("t.docx"), "the file of a LaTeX table must end in .tex, got 't.docx'"),
         (lambda study: study.plot("no/p.svg"), "cannot write no/p.svg: there is no folder no; create it first"),
         (lambda study: study.plot(labels=["a"]), "Study.plot: labels must be a dict or None, got ['a']"),
         (lambda study: study.plot(y="method"), "no metric 'method' in this study; it has accuracy, "),
