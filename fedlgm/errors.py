@@ -209,7 +209,7 @@ def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
         names = list(known)
         return f"{path}: unknown key" + (f"; {alternatives(problem['loc'][-1], names)}" if names else "")
     if kind == "missing":
-        return f"{path}: is missing, it is required"
+        return f"{path}: is required, but missing"
     words = _WORDS.get(kind)
     message = problem["msg"] if words is None else words.format(path=path, **_whole(problem.get("ctx", {})))
     message = message.removeprefix("Value error, ").replace("Input should be", "must be")

@@ -275,13 +275,13 @@ def sealed(kind: type[K]) -> type[K]:
     >>> class Mine(Facts):
     ...     rate = 0.1
     Traceback (most recent call last):
-    fedlgm.errors.ConfigError: Mine cannot be derived from Facts: a cost follows from the fields of Facts alone
+    fedlgm.errors.ConfigError: Mine cannot be derived from Facts: a cost must follow only from the fields of Facts
     """
 
     def refuse(derived: type) -> None:
         raise ConfigError(
-            f"{derived.__name__} cannot be derived from {kind.__name__}: a cost follows from the fields of "
-            f"{kind.__name__} alone"
+            f"{derived.__name__} cannot be derived from {kind.__name__}: a cost must follow only from the fields of "
+            f"{kind.__name__}"
         )
 
     kind.__init_subclass__ = classmethod(refuse)  # type: ignore[assignment]

@@ -84,7 +84,9 @@ class Sampling:
         if not (isinstance(b, numbers.Integral) and b >= 1):
             raise ConfigError(f"{self.scheme} sampling needs a separation, a whole number of at least 1, got {b}")
         if self.scheme == "cyclic" and abs(b * self.rate - 1) > _ROUNDING:
-            raise ConfigError(f"a cycle of {b} groups invites 1/{b} of the clients in a round: rate is {self.rate:g}")
+            raise ConfigError(
+                f"a cycle of {b} groups invites 1/{b} of the clients in a round, but the rate is {self.rate:g}"
+            )
         if self.scheme == "min-separation" and b * cohort > self.population * (1 + _ROUNDING):
             raise ConfigError(
                 f"{round(cohort)} clients per round, none of them again within {b} rounds, need a population of at "

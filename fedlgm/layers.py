@@ -180,7 +180,7 @@ class LayerTable:
         return int(self.offsets[-1])
 
     def merged(self) -> LayerTable:
-        """The same vector as a single layer, for the flat Gaussian mechanism; it keeps the sizes of these layers."""
+        """The same vector as a single layer, for the flat Gaussian mechanism; it keeps these layers' sizes."""
         slots = tuple(slot for layer in self.layers for slot in layer.slots)
         parts = tuple(size for layer in self.layers for size in layer.parts or (layer.size,))
         return LayerTable((Layer("all", slots, 0, self.size, parts),))

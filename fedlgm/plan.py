@@ -162,13 +162,13 @@ class ReleasePlan:
         facts = self.facts
         if facts.steps is not None and self.bounded_by != "trainer":
             raise PrivacyError(
-                "local steps sample a client's examples, which does not amplify a bound on whole updates: their plan "
-                "needs bounded_by = 'trainer'"
+                "local steps sample a client's examples, which amplifies nothing if whole updates are bounded: such "
+                "a plan needs bounded_by = 'trainer'"
             )
         if facts.sampling.of == "user" and self.bounded_by == "trainer":
             raise PrivacyError(
-                "the sampling draws users with all of their data, and a trainer bounds single examples: bound whole "
-                "updates, or leave out of = 'user' in the sampling to protect examples"
+                "the sampling draws users with all of their data, but a trainer bounds single examples: bound whole "
+                "updates, or leave of = 'user' out of the sampling to protect examples"
             )
         facts.process.check(self)
 

@@ -60,7 +60,7 @@ def registered() -> tuple[Call, ...]:
 def repeat(calls: Iterable[Call]) -> None:
     """Make the registrations of another process in this one, again for each of its messages.
 
-    A function without a name, or of a notebook, is another object each time it arrives, and takes its name again.
+    A function without a name, or from a notebook, arrives as a new object each time and takes its name again.
     """
     before = _repeating.set(True)
     try:

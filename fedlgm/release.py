@@ -31,7 +31,7 @@ class Noising:
     A secret ring is never used directly. The noise is drawn from a key that follows from the ring, the sum, the plan
     and, if noise is correlated over rounds, the run's earlier noise:
 
-    * A round that is repeated with other contributions gets other noise. With the same noise, the difference of the
+    * A round that is repeated with other contributions gets different noise. With the same noise, the difference of the
       two releases would be the exact difference of the contributions.
     * The same sum at two noise scales gets different noise. With the same draws, the two releases would reveal both
       the sum and the noise.

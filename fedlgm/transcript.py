@@ -71,7 +71,7 @@ class Transcript:
         if self.rounds > 0 and (self.plan is None or self.mean is None):
             return "the last round has no plan or no released mean"
         if self.plan is not None and self.mean is not None and self.mean.numel() != self.plan.size:
-            return f"the last round released {self.mean.numel()} numbers, its plan {self.plan.size}"
+            return f"the last round released {self.mean.numel()} numbers, but its plan has {self.plan.size}"
         return ""
 
     def answer(self, query: str) -> np.ndarray | None:

@@ -88,7 +88,7 @@ def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[st
             keys = sorted(keys_like(name, Recipe), key=lambda key: key not in _FIRST)
             hint = f"; a recipe has the key {keys[0]}: overrides={{'{keys[0]}': {value!r}}}" if keys else ""
             if function == "study" and name.removesuffix("s") in _COMPARED:
-                hint = f"; a study compares those in its grid: grid={{'{name.removesuffix('s')}': [...]}}"
+                hint = f"; a study varies it in its grid: grid={{'{name.removesuffix('s')}': [...]}}"
             if name in _FOLDERS:
                 hint = f"; did you mean {_FOLDERS[name]}?"
             raise ConfigError(f"{function} has no argument {name!r}{hint}")

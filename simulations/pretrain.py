@@ -116,7 +116,7 @@ def pretrain(
     if file is None:
         raise ConfigError("pretrain: --out names no file, and the recipe has no model.weights")
     if recipe.task.name != "next-token":
-        raise ConfigError(f"pretrain: text trains the task 'next-token', but the recipe's is {recipe.task.name!r}")
+        raise ConfigError(f"pretrain: text trains the task 'next-token', but the recipe's task is {recipe.task.name!r}")
     assembly = Assembly(recipe.changed(model={"weights": None, "adapters": None}), planned=True)
     module, length = assembly.module().train(), int(assembly.outline.shape[0])
     try:

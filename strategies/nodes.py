@@ -64,7 +64,7 @@ class AnyNode:
             for node, answer in answers.items():
                 if answer.get(wire.PARTITION) != wire.ANY_CLIENT:
                     raise RunError(
-                        f"node {node} serves client {answer.get(wire.PARTITION)!r} alone, but this run is a simulation "
+                        f"node {node} serves only client {answer.get(wire.PARTITION)!r}, but this run is a simulation "
                         "whose nodes serve any client: use a strategy with OneNodePerClient (nodes = 'clients')"
                     )
             self._nodes = sorted(answers)
@@ -145,7 +145,8 @@ class OneNodePerClient:
                 if not self._nodes:
                     raise RunError(f"no node connected within {self.wait:.0f} s")
                 raise RunError(
-                    f"{len(missing)} of {population} clients have no node after {self.wait:.0f} s, the first is client "
+                    f"{len(missing)} of {population} clients have no node after {self.wait:.0f} s, beginning with "
+                    "client "
                     f"{missing[0]}: start them, or set federation.quorum to begin without"
                 )
             time.sleep(_POLL_S)

@@ -272,8 +272,8 @@ def _warn_of(model: nn.Module, delta: float, clients: int) -> None:
     if delta >= 1 / clients:
         warnings.warn(
             Notice(
-                f"delta = {delta:g} is not below 1/{clients}, one over the number of clients: such a guarantee allows "
-                "one client to be given away entirely"
+                f"delta = {delta:g} is not below 1/{clients}, one over the number of clients: such a guarantee "
+                "permits the full publication of one client's data"
             ),
             stacklevel=3,
         )

@@ -400,7 +400,7 @@ class Policy(_Section):
         if plan.family != "gaussian":
             raise Refusal("plan", "example-level steps with noise other than Gaussian")
         if type(steps.count) is not int or not all(math.isfinite(value) for value in (steps.rate, steps.batch)):
-            raise Refusal("plan", "example-level steps are a whole number, their rate and batch finite numbers")
+            raise Refusal("plan", "the number of example-level steps must be whole, and their rate and batch finite")
         most = self.allow.most_epochs
         if steps.count > MOST_STEPS or steps.count * steps.rate > most:
             raise Refusal(

@@ -119,7 +119,7 @@ class Service:
             raise Refusal("unsigned", "this node answers only its enrolled server, which has not signed this question")
         if limits.runs and ask.run not in limits.runs:
             raise Refusal(
-                "run", f"the run {protocol.printable(ask.run, 80)!r} is not among those that this node takes part in"
+                "run", f"the run {protocol.printable(ask.run, 80)!r} is not one in which this node takes part"
             )
         self._check_expectation(ask.expect)
         try:
@@ -333,7 +333,7 @@ class Service:
         if ask.ask not in ("hello", "afford", "release", *STEPS):
             raise Refusal("malformed", "a service answers only hello, afford, release and the steps of a secure sum")
         if ask.ahead is not None and ask.ask not in AHEAD:
-            raise Refusal("malformed", f"nothing can be asked ahead with {ask.ask!r}")
+            raise Refusal("malformed", f"no further question can travel with {ask.ask!r}")
         if ask.ask == "hello":
             return self.hello(ask)
         try:

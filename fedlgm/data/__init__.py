@@ -307,7 +307,7 @@ def with_users(data: Any, users: Any) -> Any:
         return {**_two_parts(data), "users": users}
     if is_table(data):
         return data  # which `load` refuses
-    raise DataError("users: names the users of data of your own, pass data={'train': ..., 'test': ...} with it")
+    raise DataError("users names the users of your own data: pass data={'train': ..., 'test': ...} with it")
 
 
 def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -64,8 +64,8 @@ def load_folder(
     if folder is None or not Path(folder).is_dir():
         problem = "it is not set" if folder is None else f"{str(folder)!r} is not a folder"
         raise DataError(
-            f"data {NAME!r} needs data.dir, a folder of images: {problem}; a plan also does with data.train_images and "
-            "data.image_classes, the numbers of its training images and classes"
+            f"data {NAME!r} needs data.dir, a folder of images: {problem}; for a plan, data.train_images and "
+            "data.image_classes, the numbers of its training images and classes, also suffice"
         )
     if channels not in (1, 3) or image_size < 4:
         raise DataError(
@@ -240,5 +240,5 @@ def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
 def _checked(folder: Path, files: list[Path], labels: np.ndarray, tests: np.ndarray, names: tuple[str, ...]) -> _Found:
     if not (~tests).any() or not tests.any():
         part = "training" if tests.all() else "test"
-        raise DataError(f"{folder}: {len(files)} images and no {part} image among them")
+        raise DataError(f"{folder}: {len(files)} images, but no {part} image among them")
     return files, labels.astype(np.int64), tests, names

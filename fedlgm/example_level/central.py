@@ -104,8 +104,8 @@ def train(
     noised_by, drawn_by = facts.noised_by, facts.sampling.scheme
     if facts.steps or noised_by.uploads_released or not noised_by.alone or drawn_by != "poisson":
         raise ConfigError(
-            "train draws each step's examples by Poisson and adds the noise itself: it needs facts with Poisson "
-            "sampling and trust = 'central', and without local steps"
+            "train draws each step's examples by Poisson sampling and adds the noise itself: it needs facts with "
+            "sampling 'poisson' and trust = 'central', and without local steps"
         )
     if facts.sampling.population != len(y):
         raise ConfigError(f"the facts count {facts.sampling.population} examples, but the data have {len(y)}")

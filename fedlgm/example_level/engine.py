@@ -322,7 +322,7 @@ class ExampleGradients:
                 )
             if not torch.allclose(one[0], other[0], rtol=1e-5, atol=1e-6, equal_nan=True):
                 raise ConfigError(
-                    f"examples influence each other before or in {name}: a clipped gradient per example does not exist"
+                    f"examples influence each other before or in {name}, so no example has a separate gradient"
                 )
         if self._shared:
             self._require_own_gradients(tuple(value[:2] for value in inputs), y[:2])

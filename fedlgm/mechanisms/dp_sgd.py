@@ -57,7 +57,8 @@ def example_plan(layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **r
     """
     if not facts.steps and (facts.noised_by.uploads_released or facts.sampling.scheme != "poisson"):
         raise ConfigError(
-            "an example-level step samples its examples by Poisson, and the server (trust = 'central') or each client "
+            "an example-level step draws its examples by Poisson sampling, and the server (trust = 'central') or "
+            "each client "
             "(facts.steps) adds the noise"
         )
     guarantee = Guarantee("proven", f"{reason}, {_EXACT}", unit="example")

@@ -174,9 +174,9 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
     Attributes:
         bound: option of `_Reweighting`, like `error_rates` and `emphasis`.
         weights: "risk" for Algorithm 1 (the layers' strength in the batch times ER_l^r), "bias" for the weights of
-            least bias (Appendix D.2; negative ones count as 0), or "bias-greatest-root" for those of another root of
-            the same equation, which the text does not exclude. There the bias is largest (weights by magnitude, since
-            all have the wrong sign). "bias" and "bias-greatest-root" do not use the error rates.
+            least bias (Appendix D.2; negative ones count as 0), or "bias-greatest-root" for the equation's greatest
+            root, which the text does not exclude. That root has the largest bias, and all of its weights have the wrong
+            sign, so their magnitudes are used. "bias" and "bias-greatest-root" do not use the error rates.
 
     Example:
         >>> from fedlgm import Sampling

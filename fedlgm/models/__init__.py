@@ -205,8 +205,8 @@ def _require_inputs(name: str, in_shape: tuple[Any, ...], classes: int | None) -
 def _find(name: str) -> Any:
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".onnx")):
         raise ConfigError(
-            f"model {name!r} is the name of a file: pass the nn.Module; the weights of a public base in a safetensors "
-            "file are model.weights"
+            f"model {name!r} is the name of a file: pass the nn.Module; for the weights of a public base in a "
+            "safetensors file set model.weights"
         )
     if name not in _MODELS and ("/" in name or Path(name).is_dir()):
         raise ConfigError(

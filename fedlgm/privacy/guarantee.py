@@ -117,7 +117,7 @@ class Guarantee:
         """Check that the guarantee's unit is the one that a mechanism's releases protect.
 
         Raises:
-            PrivacyError: the unit is another one.
+            PrivacyError: the units differ.
         """
         if self.unit != unit:
             raise PrivacyError(

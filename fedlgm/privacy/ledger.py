@@ -1,7 +1,7 @@
 """The durable privacy ledger: an SQLite file that is charged before anything noisy leaves the process.
 
-Every row is one release. If a release is repeated after a crash with the same noise key and inputs, it gives the same
-bits and has one row; with fresh noise it has a second row. The ledger may show more than was released (after a crash
+Every row is one release. A release that is repeated after a crash with the same noise key and inputs has the same bits
+and the same row; with fresh noise it has a second row. The ledger may show more than was released (after a crash
 between charge and release), never less.
 
 In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a row's round is its position in the run,

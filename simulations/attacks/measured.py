@@ -57,7 +57,7 @@ class Attacks:
 
     @classmethod
     def parse(cls, text: str, inception: Path | None = None) -> Attacks:
-        """The attacks of "membership,inversion,gan:3:9".
+        """The attacks that a text such as "membership,inversion,gan:3:9" names.
 
         Args:
             text: names, separated by commas.

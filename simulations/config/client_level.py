@@ -86,7 +86,7 @@ class ClientLevel(UnitKind):
         if delta >= 1 / count and recipe.mechanism.name != "none":
             warnings.warn(
                 f"privacy.delta = {delta:g} is not below 1/{count}, one over the number of {unit}s: such a guarantee "
-                f"allows one {unit} to be given away entirely",
+                f"permits the full publication of one {unit}'s data",
                 stacklevel=3,
             )
 

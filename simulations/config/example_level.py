@@ -60,7 +60,7 @@ class ExampleLevel(UnitKind):
                 "privacy.noise",
                 budget.noise,
                 "independent",
-                "steps sample examples by Poisson, which correlated noise cannot use",
+                "steps draw Poisson samples of examples, which correlated noise cannot use",
             ),
             ("federation.sampling", federation.sampling, "poisson", "cohorts of a fixed size protect only clients"),
         ):
@@ -161,7 +161,7 @@ class ExampleLevel(UnitKind):
         if recipe.privacy.delta >= 1 / examples:
             warnings.warn(
                 f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{examples}, one over the number of "
-                "examples: such a guarantee allows one example to be given away entirely",
+                "examples: such a guarantee permits the full publication of one example",
                 stacklevel=2,
             )
 

@@ -63,8 +63,9 @@ def method_beside(
             )
         if spent.clients and division != spent.division:
             raise ConfigError(
-                f"data: their private statistics protect {spent.clients} clients as the data name them, but this run's "
-                f"clients hold other data: use data.partition = 'natural', federation.clients = {spent.clients} and "
+                f"data: their private statistics protect the {spent.clients} clients that the data name, but this "
+                "run's clients hold other data: use data.partition = 'natural', federation.clients = "
+                f"{spent.clients} and "
                 "the users that were passed to standardise"
             )
         above = composed_epsilon([*spent.events, *_rounds(method, plan)], delta, facts.accountant) - epsilon
@@ -96,7 +97,7 @@ def require_planned(method: Method, plan: ReleasePlan) -> None:
     cost = composed_epsilon(_rounds(method, plan), delta, method.facts.accountant)
     if not cost <= epsilon * _ROUNDING:
         raise ConfigError(
-            f"run.patience: a run that its results end states the epsilon of all its rounds, which is {cost:.4g} with "
+            f"run.patience: a run that stops early has the epsilon of all its rounds, which is {cost:.4g} with "
             f"this mechanism's noise, but privacy.epsilon is {epsilon:g}: raise it, or leave run.patience out"
         )
 

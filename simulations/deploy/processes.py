@@ -109,7 +109,7 @@ def down(folder: DeploymentFolder) -> int:
 def status(folder: DeploymentFolder) -> dict[str, Any]:
     """Running processes, connected nodes, each node's remaining budget, and the runs.
 
-    Of each node in `nodes`, `service`, `supernode` and `executor` say whether these processes run on this machine;
+    For each node in `nodes`, `service`, `supernode` and `executor` say whether these processes run on this machine;
     `online` whether the SuperLink counts the node as connected (None if its SuperNode has no id so far), and `since`
     the UTC time since which this has been so (None if it has never been connected). The service's own figures cover
     the data set's whole life, and are None if the service does not answer; `problem` then says why.

@@ -51,7 +51,9 @@ def run(
     recipe = deployed(recipe, clients, test=settings.test)
     DeployedAssembly(recipe).check_server()
     if not flower.healthy():
-        raise RunError(f"the SuperLink at {settings.local} does not answer: fedlgm deploy up {folder.path}")
+        raise RunError(
+            f"the SuperLink at {settings.local} does not answer: start it with fedlgm deploy up {folder.path}"
+        )
     target = _folder(folder, recipe, fresh)
     finished = target.result()
     if finished is not None:

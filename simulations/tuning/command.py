@@ -65,7 +65,7 @@ def summary(found: SearchResult) -> Group:
     readers, everybody, one = found["epsilon"], found["epsilon_all_runs"], found["epsilon_one_run"]
     private = f"{found['folder']}/private"
     lines = [
-        f"epsilon {readers:.4g} at delta {found['delta']:g} for readers of this model alone: {found['guarantee']}",
+        f"epsilon {readers:.4g} at delta {found['delta']:g} for readers who see only this model: {found['guarantee']}",
         f"epsilon {everybody:.4g} for a party that sees all runs, at the expected number, {found['expected_runs']:g}",
         f"epsilon {one:.4g} would have been the cost of one run with fixed settings",
         f"RDP accountant, {found['law']} number of runs; compared by {found['score']}{_score(found)}",

@@ -53,7 +53,7 @@ class TestSeparation:
             ("fixed", 100, 0.1, 4, "use 'min-separation'"),
             ("cyclic", 100, 0.1, None, "needs a separation"),
             ("cyclic", 100, 0.1, 0, "needs a separation"),
-            ("cyclic", 100, 0.1, 9, "1/9 of the clients in a round: rate is 0.1"),
+            ("cyclic", 100, 0.1, 9, "1/9 of the clients in a round, but the rate is 0.1"),
             ("min-separation", 100, 0.1, 11, "a population of at least 110, not 100"),
             ("min-separation", 100, 0.005, 2, "whole number"),
             ("grouped-poisson", 100, 0.3, 4, "which is more than 1: take at most 3 groups"),

@@ -110,8 +110,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "nodes by number": (strategy(nodes=5), "nodes must be a strategies.OneNodePerClient(...), got 5"),
     "a mistyped section": (run(overrides={"federated.clients": 3}), "did you mean 'federation'?"),
     "learning rate as an argument": (run(lr=0.1), "overrides={'training.lr': 0.1}"),
-    "models of a study": (study(models=[nn.Linear(5, 2)]), "a study compares those in its grid: grid={'model': [...]}"),
-    "mechanisms of a study": (study(mechanism=["uniform"]), "compares those in its grid: grid={'mechanism': [...]}"),
+    "models of a study": (study(models=[nn.Linear(5, 2)]), "a study varies it in its grid: grid={'model': [...]}"),
+    "mechanisms of a study": (study(mechanism=["uniform"]), "varies it in its grid: grid={'mechanism': [...]}"),
     "a list as the model of a study": (
         study(model=[nn.Linear(5, 2)], overrides=SMALL), "use a study with grid={'model': [...]}",
     ),

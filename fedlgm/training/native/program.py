@@ -98,7 +98,9 @@ class _Walk:
 
     def __init__(self, module: nn.Module, layers: LayerTable, shape: tuple[int, ...]) -> None:
         if not is_plain_stack(module):
-            raise _UnknownError("models other than sequences of layers without hooks, frozen and shared parameters")
+            raise _UnknownError(
+                "models that are not plain sequences of layers, or that have hooks or frozen or shared parameters"
+            )
         places = {slot.name: slot.offset for slot in layers.slots()}
         shapes = {slot.name: tuple(slot.shape) for slot in layers.slots()}
         if shapes != {name: tuple(p.shape) for name, p in module.named_parameters()}:

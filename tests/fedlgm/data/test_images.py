@@ -181,7 +181,7 @@ def ragged(folder):
         (lambda folder: None, {}, r"needs data\.dir, a folder of images: '.*set' is not a folder"),
         (one_class, {}, "1 subfolders with images; give one subfolder per class"),
         (damaged, {}, r"000\.png is not a readable image"),
-        (short, {}, "6 images and no test image"),
+        (short, {}, "6 images, but no test image"),
         (by_class, {"channels": 2}, "channels must be 1 or 3"),
         (by_class, {"attribute": "Smiling"}, "no attribute file"),
         (celeba, {"attribute": "Bald"}, "no attribute 'Bald'; it has Smiling, Young"),

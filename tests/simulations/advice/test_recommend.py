@@ -208,7 +208,7 @@ def test_the_warm_up_trains_as_the_recipe_does() -> None:
 
 def test_updates_that_lower_no_loss_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulations.advice.recommend.score", lambda *_: 0.0)
-    with pytest.raises(ConfigError, match="lowers the loss"):
+    with pytest.raises(ConfigError, match="never lowers the loss"):
         simulations.recommend(
             model=nn.Linear(6, 3), data={"train": None, "test": PUBLIC}, public="test", examples=500,
             overrides={"privacy.delta": 1e-4} | SHORT,

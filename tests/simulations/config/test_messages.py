@@ -25,7 +25,7 @@ SAID = {
     "mechanism.variant=published": "mechanism 'snr-consistent': only clip = 'med' has a published variant",
     "mechanism.typo=1": "mechanism 'snr-consistent' has no option 'typo'; known: bound",
     "model.name=typo": "model.name: unknown model 'typo'; known: logistic",
-    "model.hidden=0": "model.hidden must be a list of integers >= 1 (one a hidden layer), got 0",
+    "model.hidden=0": "model.hidden must be a list of integers >= 1 (one per hidden layer), got 0",
     "model.activation=typo": "model.activation: unknown activation 'typo'; known: tanh",
     "model.width=3": "model 'mlp': unknown option 'width'; its options: hidden, activation",
     "task.name=typo": "task.name: unknown task 'typo'; known: classification",
