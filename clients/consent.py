@@ -64,8 +64,8 @@ class Consent:
     def __post_init__(self) -> None:
         if self.protected and not self.facts.noise_multiplier > 0:
             raise ConfigError(
-                "a consent without a noise multiplier agrees to any noise: take the facts with the calibrated one, as "
-                "Method.of(...) has them (method.facts)"
+                "a consent without a noise multiplier agrees to any noise: take the facts with the calibrated "
+                "multiplier, as in Method.of(...).facts"
             )
 
     def check(self, plan: ReleasePlan) -> None:
@@ -148,8 +148,8 @@ class Consent:
         allowance = releases if self.allowance is None else self.allowance
         if len(after) > releases or sum(after) > allowance * _ROUNDING:
             raise PrivacyError(
-                f"client {client} has made the {releases} releases it agreed to "
-                "(privacy.max_participations), or fewer with less noise, and refuses another"
+                f"client {client} has made the {releases} releases it agreed to (privacy.max_participations), "
+                "or fewer with less noise, and refuses another"
             )
         if not made:
             record[keys], record[costs] = [key], after
@@ -208,8 +208,8 @@ class Agreed:
         own = asked.plan.facts.noised_by.uploads_released
         if not (asked.plan.facts.noised_by.alone or self.summed):
             raise PrivacyError(
-                "the plan protects a sum of several nodes, and this client's answer would be seen alone: run it over "
-                "nodes with secure aggregation, or in a simulation"
+                "the plan protects a sum of several nodes, but the server would see this client's answer separately: "
+                "run it over nodes with secure aggregation, or in a simulation"
             )
         if self.consent is not None:
             self.consent.check(asked.plan)

@@ -48,7 +48,7 @@ class ExampleSteps(Contributions):
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
         """See `Contributions.updates`: one Poisson batch of every client."""
         if asked.plan.facts.steps:
-            raise ConfigError("a plan with local steps asks for clients that noise them, under local trust")
+            raise ConfigError("under local trust a plan with local steps needs clients that add noise to each step")
         for client, data, rows in self._batches(asked, order):
             yield [client], self._trainer.sum(data.x, data.y, rows, asked.plan)
 

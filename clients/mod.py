@@ -76,7 +76,7 @@ class PrivateUpdates:
         own = _own_client(context)
         if kind != MessageType.TRAIN:
             raise PrivacyError(
-                f"this client answers train messages only, got {kind!r}: other figures are not protected"
+                f"this client answers only train messages, not {kind!r}, because other figures are not protected"
             )
         asked = asked_of(message, self._table(message), own)
         update = _GivenUpdate(lambda: self._update(message, asked.model, context, call_next))

@@ -68,7 +68,7 @@ def register(name: str, rule: Rule) -> None:
         0.5
     """
     if not callable(rule):
-        raise ConfigError(f"allocation {name!r}: a rule is a function (bounds, sizes) -> shares, got {rule!r}")
+        raise ConfigError(f"allocation {name!r}: a rule must be a function (bounds, sizes) -> shares, got {rule!r}")
     enter({**MECHANISMS}, name, rule, "mechanism")
     enter(_SHARES, name, rule, "allocation")
 
@@ -99,7 +99,8 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
         raw = np.asarray(rule(s.copy(), d.copy()), dtype=np.float64)
     if raw.shape != s.shape or not np.isfinite(raw).all() or (raw < 0).any() or not 0 < raw.sum() < np.inf:
         raise ConfigError(
-            f"allocation {strategy!r}: a rule gives one finite share of at least 0 per layer and not only zeros, got "
+            f"allocation {strategy!r}: a rule must return one finite share of at least 0 per layer, and not only "
+            "zeros, got "
             f"{raw.tolist()} for {len(s)} layers"
         )
     return raw / raw.sum()

@@ -13,7 +13,7 @@ _NUMBERS = {float: numbers.Real, int: numbers.Integral}
 _WORDS = {
     "float": "a number",
     "int": "a whole number",
-    "str": "a text",
+    "str": "a string",
     "bool": "True or False",
     "NoneType": "None",
     "Callable": "a function",

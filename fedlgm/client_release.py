@@ -147,8 +147,7 @@ def client_release(
     if of != contributions.of:
         wanted, made = (f"{one or 'client'}s" for one in (of, contributions.of))
         raise PrivacyError(
-            f"the plan is for {wanted}, but these contributions are those of {made}: a bound on one does not "
-            "bound the other"
+            f"the plan is for {wanted}, but these are contributions of {made}: a bound on one does not bound the other"
         )
     keys = budget.admit(asked)
     if not plan.facts.noised_by.uploads_released:

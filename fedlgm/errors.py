@@ -96,7 +96,7 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 
 
 def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
-    """Refuse a value that is none of the known names.
+    """Refuse a value that is not one of the known names.
 
     Args:
         what: name of the option.
@@ -209,7 +209,7 @@ def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
         names = list(known)
         return f"{path}: unknown key" + (f"; {alternatives(problem['loc'][-1], names)}" if names else "")
     if kind == "missing":
-        return f"{path}: is missing, it is required"
+        return f"{path}: is required, but missing"
     words = _WORDS.get(kind)
     message = problem["msg"] if words is None else words.format(path=path, **_whole(problem.get("ctx", {})))
     message = message.removeprefix("Value error, ").replace("Input should be", "must be")

@@ -101,7 +101,7 @@ def load_object(reference: str, what: str) -> Any:
         The object itself: it is neither called nor checked.
 
     Raises:
-        ConfigError: the reference has another form, its module does not import, or the module has no such name. The
+        ConfigError: the reference is malformed, its module cannot be imported, or the module has no such name. The
             message names the module and the reason.
 
     >>> load_object("math:sqrt", "function")(9.0)
@@ -275,13 +275,13 @@ def sealed(kind: type[K]) -> type[K]:
     >>> class Mine(Facts):
     ...     rate = 0.1
     Traceback (most recent call last):
-    fedlgm.errors.ConfigError: Mine cannot be derived from Facts: a cost follows from the fields of Facts alone
+    fedlgm.errors.ConfigError: Mine cannot be derived from Facts: a cost must follow only from the fields of Facts
     """
 
     def refuse(derived: type) -> None:
         raise ConfigError(
-            f"{derived.__name__} cannot be derived from {kind.__name__}: a cost follows from the fields of "
-            f"{kind.__name__} alone"
+            f"{derived.__name__} cannot be derived from {kind.__name__}: a cost must follow only from the fields of "
+            f"{kind.__name__}"
         )
 
     kind.__init_subclass__ = classmethod(refuse)  # type: ignore[assignment]

@@ -30,10 +30,10 @@ _KEPT = 2e-8
 @named_arguments
 @dataclass(frozen=True)
 class Sampling:
-    """Rule by which the participants of a round are chosen.
+    """Rule that chooses the participants of a round.
 
-    With "poisson" and "fixed" every client may take part in any round. The other schemes keep `separation` = b rounds
-    between two participations of a client, counted from one invitation to the next, whether or not the client answers:
+    With "poisson" and "fixed" every client may take part in any round. With the other schemes a client is invited again
+    `separation` = b rounds after its last invitation at the earliest, whether or not it answered:
 
     * "cyclic": every client is drawn independently into one of b groups for the whole run; in round t all clients of
       group t mod b take part (rounds from 0).
@@ -49,7 +49,7 @@ class Sampling:
             without replacement), or one of the schemes above.
         population: number N of registered clients; public.
         rate: q in (0, 1], expected share of the clients in a round.
-        separation: b of the schemes that keep one; None for the others.
+        separation: b for the schemes with a separation; None for the others.
         of: "user" if the participants are users with several clients each; None if they are clients or examples.
 
     Raises:
@@ -84,11 +84,13 @@ class Sampling:
         if not (isinstance(b, numbers.Integral) and b >= 1):
             raise ConfigError(f"{self.scheme} sampling needs a separation, a whole number of at least 1, got {b}")
         if self.scheme == "cyclic" and abs(b * self.rate - 1) > _ROUNDING:
-            raise ConfigError(f"a cycle of {b} groups invites 1/{b} of the clients in a round: rate is {self.rate:g}")
+            raise ConfigError(
+                f"a cycle of {b} groups invites 1/{b} of the clients in a round, but the rate is {self.rate:g}"
+            )
         if self.scheme == "min-separation" and b * cohort > self.population * (1 + _ROUNDING):
             raise ConfigError(
-                f"{round(cohort)} clients per round, each {b} rounds after its last at the earliest, need a population "
-                f"of at least {b * round(cohort)}, but there are {self.population}: lower the cohort or the separation"
+                f"{round(cohort)} clients per round, none of them again within {b} rounds, need a population of at "
+                f"least {b * round(cohort)}, not {self.population}: lower the cohort or the separation"
             )
         if self.scheme == "grouped-poisson" and b * self.rate > 1 + _ROUNDING:
             raise ConfigError(
@@ -198,7 +200,7 @@ class LocalSteps:
 @named_arguments
 @dataclass(frozen=True)
 class RunFacts:
-    """Public facts of a run, known before it starts.
+    """Public facts of a run, known before it starts. Plans, accounting and guarantees follow from them.
 
     Example:
         >>> facts = RunFacts(1.5, Sampling("poisson", 100, 0.1), rounds=20)
@@ -206,20 +208,22 @@ class RunFacts:
         (10.0, 20)
 
     Attributes:
-        noise_multiplier: sigma_* of one round relative to one unit's l2 bound under add-or-remove-one (twice the
-            calibrated Gaussian multiplier under replace-one). 0 until it is calibrated, and for runs without privacy.
-        sampling: sampling of the participants: clients, or the examples of a step if the server noises steps.
-        relation: neighbouring relation.
-        trust: trust model, which says who adds the noise.
+        noise_multiplier: sigma_*, the standard deviation of one round's noise over one unit's l2 bound. Adding or
+            removing a unit moves the sum by one bound, replacing it by two, so replace-one needs twice the sigma_* for
+            the same cost. 0 before calibration and for runs without privacy.
+        sampling: rule that chooses the participants of a round: clients, or examples if a round is one step on sampled
+            examples (example level under central trust).
+        relation: neighbouring relation: "add-remove", "replace-one" or "zero-out".
+        trust: trust model, which says who adds the noise: "central", "local" or "distributed".
         rounds: number T of rounds.
-        epsilon: the whole run's budget, as the recipe states it; None if a plan is made without one.
-        delta: its delta.
+        epsilon: budget of the whole run; None if plans are made without a budget.
+        delta: delta of this budget.
         accountant: "pld" or "rdp".
-        max_participations: number of releases that may contain one client's data; None: every round.
+        max_participations: largest number of releases that may contain one client's data; None sets no limit.
         training: settings of the client's local training.
-        steps: example-level steps of each round to which clients add noise; None in all other runs.
-        noise: correlation of the noise over the rounds; None: independent noise in every round.
-        shares: the clients whose noise is counted, if clients add it in shares; None in all other runs.
+        steps: private steps that each client makes in a round (example level under local trust); otherwise None.
+        noise: correlation of the noise over the rounds; None means independent noise in every round.
+        shares: the clients whose noise counts under distributed trust; otherwise None.
 
     Raises:
         ConfigError: the facts contradict each other.

@@ -35,7 +35,7 @@ def path_of(name: str, value: Any) -> Path:
     try:
         return Path(value)
     except TypeError as error:
-        raise ConfigError(f"{name} is a path, such as 'runs/first', got {value!r}") from error
+        raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
 
 
 def read_toml(path: Path) -> dict[str, Any]:

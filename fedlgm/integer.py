@@ -178,7 +178,7 @@ def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np
         True
     """
     if not np.linalg.norm(values) <= bound * _ROUNDING:
-        raise PrivacyError("a contribution exceeds the bounds of its plan: it cannot be rounded to integers")
+        raise PrivacyError("a contribution exceeds the bounds of its plan, so it cannot be rounded to integers")
     while True:
         for _ in range(_ATTEMPTS):
             rounded = np.floor(values + rng.random(len(values))).astype(np.int64)

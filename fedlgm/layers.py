@@ -72,10 +72,13 @@ class Layer:
 @named_arguments
 @dataclass(frozen=True)
 class LayerTable:
-    """Layers of a model in flat-vector order.
+    """The layers of a model and their places in one flat float32 vector [D] of all trained parameters.
+
+    Make a table with `LayerTable.from_module(model)`.
 
     Attributes:
-        layers: K layers; layer j covers `flat[offsets[j]:offsets[j + 1]]` and has d_j = `sizes[j]` coordinates.
+        layers: the K layers in order; layer j covers `flat[offsets[j]:offsets[j + 1]]` and has d_j = `sizes[j]`
+            coordinates.
 
     Raises:
         ConfigError: layers or their tensors overlap, or leave gaps.
@@ -112,7 +115,7 @@ class LayerTable:
                 they are the layer "model".
 
         Raises:
-            ConfigError: the object is no model, the grouping is unknown, or there is no trainable parameter.
+            ConfigError: the object is not a model, the grouping is unknown, or there is no trainable parameter.
 
         >>> LayerTable.from_module(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))).sizes.tolist()
         [15, 8]
@@ -177,7 +180,7 @@ class LayerTable:
         return int(self.offsets[-1])
 
     def merged(self) -> LayerTable:
-        """The same vector as a single layer, for the flat Gaussian mechanism; it keeps the sizes of these layers."""
+        """The same vector as a single layer, for the flat Gaussian mechanism; it keeps these layers' sizes."""
         slots = tuple(slot for layer in self.layers for slot in layer.slots)
         parts = tuple(size for layer in self.layers for size in layer.parts or (layer.size,))
         return LayerTable((Layer("all", slots, 0, self.size, parts),))
@@ -239,7 +242,7 @@ class LayerTable:
             ValueError: `p` is another number, or the vector has another length.
         """
         if p not in (1, 2):
-            raise ConfigError(f"norms are l1 or l2, got p = {p}")
+            raise ConfigError(f"norms must be l1 or l2, got p = {p}")
         if p == 2:
             return self.squared_norms(flat).sqrt()
         return torch.stack([_chunks(layer).abs().sum(dim=-1).sum(dtype=torch.float64) for layer in self.split(flat)])

@@ -201,7 +201,7 @@ def public_key(text: str) -> Ed25519PublicKey:
     """Ed25519 public key of 64 hexadecimal digits.
 
     Raises:
-        ValueError: the text has another form.
+        ValueError: the string is malformed.
     """
     return Ed25519PublicKey.from_public_bytes(bytes.fromhex(text))
 

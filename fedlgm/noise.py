@@ -98,7 +98,7 @@ def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
     """Add `scale` times given noise to a vector, in place, and round to the grid of the scale (see `add_noise_`)."""
     if scale > 0:
         if not LEAST_SCALE <= scale <= 1 / LEAST_SCALE:  # as the kernels: nearer the ends noise or its grid vanish
-            raise PrivacyError(f"noise has the scale 0 or one in [2^-100, 2^100], got {scale:g}")
+            raise PrivacyError(f"a noise scale must be 0 or lie in [2^-100, 2^100], got {scale:g}")
         step = grid_step(scale)
         piece.add_(noise.to(piece), alpha=scale).mul_(1 / step).round_().mul_(step)
 

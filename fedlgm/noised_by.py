@@ -186,8 +186,8 @@ class NoisedByClients(NoisedBy):
     observed_rounds = "every client's release"
     answers: tuple[Status, str] = ("proven", "every answer was bounded and noised before it left this node")
     uncorrelated = (
-        "every upload is seen alone, so noise could only be correlated along one client's own uploads, where "
-        "independent noise has the least last and largest error already"
+        "the server sees every upload, so noise could only be correlated over one client's own uploads, where "
+        "independent noise already has the least final and largest error"
     )
 
     def accounted_rate(self, sampling: Sampling) -> float:

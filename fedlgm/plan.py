@@ -1,7 +1,7 @@
 """One round's release with its bounds, noise and cost, in one frozen object.
 
     plan  = mechanism.plan(layers, facts, transcript)    # pure: public configuration and past released outputs only
-    total = sum of contributions within the plan's bounds # fedlgm.aggregation
+    total = sum of bounded contributions                  # fedlgm.aggregation bounds them by plan.clip
     ledger.charge(plan.event, ...)                        # before anything noisy leaves the process
     noisy = release(total, plan, keys, round)             # fedlgm.release
 
@@ -61,26 +61,30 @@ class Part(NamedTuple):
 @named_arguments
 @dataclass(frozen=True, eq=False)
 class ReleasePlan:
-    """One round's release.
+    """One round's release: its bounds, its noise and its cost.
+
+    A mechanism makes the plan. Each unit's contribution is bounded by `clip` before it is added to the sum, `release`
+    adds noise of scale `sigma`, and the ledger is charged with `event`, which follows from these fields. The
+    neighbouring relation is `facts.relation`: a unit that is added or removed moves layer j of the sum by at most
+    `clip[j]`, and a replaced one by twice as much. K is the number of layers.
 
     Attributes:
         layers: the model's layers.
         clip: bound s_j of one unit's contribution to each layer (l2, or l1 for Laplace noise), [K].
-        sigma: noise that one noising party adds to each layer (std, or Laplace scale b), [K]; `inf` where not
-            released. Under central trust it is the noise of the SUM, under local trust that of each client.
+        sigma: noise scale sigma_j of each layer (std, or Laplace scale b), [K]; `inf` where not released. Under central
+            trust this is the noise of the SUM, under local trust the noise that each client adds.
         facts: sampling, relation, trust and the other public facts of the run.
         guarantee: status of the privacy claim, in words.
         family: "gaussian" or "laplace".
-        released: layers that leave the clients; a layer that is not released is not uploaded, [K]. Default: layers
-            with finite noise.
+        released: whether each layer is released, bool [K]; clients do not upload the others. Default: the layers with
+            finite noise.
         queries: auxiliary queries of the same release.
-        bounded_by: the party that bounds contributions: the sum ("aggregator": each client's update) or the trainer
-            ("trainer": each of its units, such as rows or examples). The sum refuses a mismatch.
+        bounded_by: the party that bounds contributions. "aggregator": the sum bounds each client's update. "trainer":
+            the trainer bounds each unit, such as an example, before it adds them up. The sum refuses a mismatch.
         claim: the charge that the method's authors would state for the round, if it differs from `event`.
-        position: rounds before this one, in runs whose rounds are not charged one by one; see `Method.plan`.
-        notes: public figures that explain the plan, by name, each [K]; they are logged and do not travel.
-        freezes: whether clients do not train layers that are not released. This affects only the training, so the
-            proof does not depend on it.
+        position: number of earlier rounds, in runs whose rounds are not charged one by one; see `Method.plan`.
+        notes: public figures that explain the plan, by name, each [K]; they are logged, and clients do not get them.
+        freezes: whether clients leave layers that are not released untrained. The proof does not depend on it.
         fills: sizes of the parts of an update that `fedlgm.water_filling` levels before the bound of the only layer
             applies; empty for none. The proof does not depend on them.
 
@@ -158,13 +162,13 @@ class ReleasePlan:
         facts = self.facts
         if facts.steps is not None and self.bounded_by != "trainer":
             raise PrivacyError(
-                "local steps sample a client's examples, which amplifies nothing where whole updates are bounded: "
-                "their plan needs bounded_by = 'trainer'"
+                "local steps sample a client's examples, which amplifies nothing if whole updates are bounded: such "
+                "a plan needs bounded_by = 'trainer'"
             )
         if facts.sampling.of == "user" and self.bounded_by == "trainer":
             raise PrivacyError(
-                "the sampling draws users with all of their data, and a trainer bounds single examples: bound whole "
-                "updates, or leave out of = 'user' in the sampling to protect examples"
+                "the sampling draws users with all of their data, but a trainer bounds single examples: bound whole "
+                "updates, or leave of = 'user' out of the sampling to protect examples"
             )
         facts.process.check(self)
 
@@ -258,7 +262,7 @@ class ReleasePlan:
         if self.position is None:
             raise PrivacyError(
                 "the cost of a round depends on its place in the run, which this plan does not state: make plans "
-                "by Method.plan"
+                "with Method.plan"
             )
         if not 0 <= self.position < self.facts.rounds:
             raise PrivacyError(
@@ -374,10 +378,10 @@ class ReleasePlan:
     def from_json(layers: LayerTable, text: str) -> ReleasePlan:
         """Inverse of `to_json`; a plan for other layers is refused because its shapes differ.
 
-        Most rounds of a run send the same text, which gives the same plan object, since plans do not change.
+        Most rounds of a run send the same text. Equal texts return the same plan object, because plans do not change.
 
         Raises:
-            ConfigError, PrivacyError: the text is not a plan, or an inconsistent one.
+            ConfigError, PrivacyError: the text is not a plan, or the plan is inconsistent.
         """
         return plan_text.read(layers, text, ReleasePlan, UnprotectedPlan)
 

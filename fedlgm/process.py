@@ -74,7 +74,7 @@ class Process:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
 
     def charged(self, plan: ReleasePlan, before: Callable[[], int]) -> bool:
-        """Whether a round is charged after `before()` charged ones; an empty one is free before the first release."""
+        """Whether a round is charged. Only an empty round without charged rounds before it (`before()`) is free."""
         return plan.size > 0 or before() > 0
 
     def position(self, rounds: int) -> int | None:
@@ -186,7 +186,7 @@ class OneMechanism(Process):
         return self.run.event(plan.place, self.facts.least_multiplier)
 
     def repeated_event(self, plan: ReleasePlan) -> dp_event.DpEvent:
-        """One more row of C."""
+        """The cost of one more row of C."""
         return self.run.repeated_event(plan.place, self.facts.least_multiplier)
 
     def events(

@@ -83,9 +83,9 @@ class AuxiliaryQuery(ABC):
 @named_arguments
 @dataclass(frozen=True)
 class NoisyQuery:
-    """A query and the noise of its release.
+    """An auxiliary query with the noise of its release, as a plan holds it.
 
-    Size and bound are read once: those of a user's query may change after they were charged.
+    The query's size and bound are read once and kept, because a user's query could change them after the charge.
 
     Attributes:
         query: the released query.
@@ -364,8 +364,8 @@ def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
     """
     if query.name in _KINDS and named(query.name, sizes) != query:
         raise PrivacyError(
-            f"query {query.name!r} is not the one that clients answer under this name, whose bound may differ: give it "
-            "a separate name, register its class, and make it only from the layers' sizes"
+            f"query {query.name!r} is not the one that clients answer under this name, whose bound may differ: give "
+            "it a separate name, register its class, and derive it only from the layers' sizes"
         )
 
 

@@ -29,7 +29,7 @@ def enter(known: dict[str, Any], name: str, made: Any, what: str) -> None:
         ConfigError: the name belongs to another object.
     """
     if not isinstance(name, str):
-        raise ConfigError(f"the name of {with_article(what)} is a text, got {name!r}")
+        raise ConfigError(f"the name of {with_article(what)} must be a string, got {name!r}")
     same = name not in known or known[name] == made or _place(known[name]) == _place(made)
     if not same and not _repeating.get():
         raise ConfigError(f"there is {with_article(what)} {name!r} already: choose another name")
@@ -60,7 +60,7 @@ def registered() -> tuple[Call, ...]:
 def repeat(calls: Iterable[Call]) -> None:
     """Make the registrations of another process in this one, again for each of its messages.
 
-    A function without a name, or of a notebook, is another object each time it arrives, and takes its name again.
+    A function without a name, or from a notebook, arrives as a new object each time and takes its name again.
     """
     before = _repeating.set(True)
     try:

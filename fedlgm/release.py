@@ -26,14 +26,18 @@ _PRECISE = (torch.float32, torch.float64)
 
 @dataclass(frozen=True, eq=False)
 class Noising:
-    """The noise of one release for the sum that it protects, named before the charge and added after it.
+    """The noise of one release. It has a name for the ledger before it is added to the sum.
 
-    A secret ring is never used directly. The noise depends on the sum: if a round is repeated with other
-    contributions, its noise differs, and the difference of the two releases is not the difference of the
-    contributions. The noise also depends on the plan, because the same sum with the same draws at two scales would
-    reveal both, and, if noise is correlated over rounds, on the run's earlier noise. The same sum under the same plan
-    gets the same noise, so repeating a release reveals nothing new. The ring of a public seed is used directly,
-    because anyone who knows the seed can draw its noise.
+    A secret ring is never used directly. The noise is drawn from a key that follows from the ring, the sum, the plan
+    and, if noise is correlated over rounds, the run's earlier noise:
+
+    * A round that is repeated with other contributions gets different noise. With the same noise, the difference of the
+      two releases would be the exact difference of the contributions.
+    * The same sum at two noise scales gets different noise. With the same draws, the two releases would reveal both
+      the sum and the noise.
+    * The same sum under the same plan gets the same noise, so a repeated release reveals nothing new.
+
+    The ring of a public seed is used directly, because anyone who knows the seed can draw its noise anyway.
 
     Attributes:
         total: the sum, [plan.size]; unchanged until `add_`.
@@ -77,13 +81,13 @@ class Noising:
 
         Raises:
             ConfigError: the sum has another type than float32 or float64.
-            PrivacyError: the past of correlated noise is not given, or the plan's noise is added in shares.
-            RunError: the past of correlated noise is not known.
+            PrivacyError: `run_noise` is missing although noise is correlated, or the plan's noise is added in shares.
+            RunError: the earlier noise of the run is not known.
         """
         if not plan.facts.noised_by.alone:
             raise PrivacyError("the plan's noise is added in shares, each by a node: use local_release")
         if total.dtype not in _PRECISE:
-            raise ConfigError(f"a sum is float32 or float64, got {total.dtype}, which cannot hold its noise")
+            raise ConfigError(f"a sum must be float32 or float64, got {total.dtype}, which cannot hold its noise")
         source = noise_source(plan, run_noise)
         keys = source.following(keys, round)
         return cls(total, plan, _bound(keys, total, plan), round, party, backend, source)
@@ -110,12 +114,14 @@ def release(
 ) -> Tensor:
     """Add the plan's noise to a bounded sum, in place. Charge the ledger with `plan.event` BEFORE calling this.
 
+    The result is private under the relation `plan.facts.relation`, at the cost `plan.event`.
+
     Args:
         total: sum of bounded contributions (central trust) or one client's contribution (local trust), [plan.size]
-            float64 (or float32, if the sum is exact in it).
+            float64 (or float32, if the sum is exact in float32). `BoundedSum` makes such a sum.
         plan: the round's plan.
-        keys: key ring of the noising party. The noise of a secret ring also depends on the sum and the plan (see
-            `Noising`), so two different sums never share noise.
+        keys: key ring of the party that adds the noise. If the ring is secret, the noise also depends on the sum and
+            the plan (see `Noising`), so two different sums never share noise.
         round: round number, from 1.
         party: `SERVER`, or the client's number under local trust.
         backend: the generator: "cpu" (Mersenne Twister streams; `total` must be on the CPU), or the kernels' Philox in
@@ -127,9 +133,9 @@ def release(
 
     Raises:
         ConfigError: the backend does not run on the device of `total`, or `total` has another type.
-        PrivacyError: a noise scale is outside [2^-100, 2^100], or the past of correlated noise is not given or does not
-            fit.
-        RunError: the past of correlated noise cannot be drawn again.
+        PrivacyError: a noise scale is outside [2^-100, 2^100], or noise is correlated over rounds and `run_noise` is
+            missing or does not fit.
+        RunError: the earlier noise of the run cannot be drawn again.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling

@@ -47,6 +47,7 @@ def rows_apart(owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, 
     pairs = [(found, again), *((probes[0], probe) for probe in probes[1:])]
     if not all(torch.equal(before.nan_to_num(), after.nan_to_num()) for before, after in pairs):
         raise PrivacyError(
-            f"{what} remembers what it has seen, or draws at random: its value for a row may depend on that row only"
+            f"{what} remembers what it has seen, or draws random numbers: its value for a row may depend only on "
+            "that row"
         )
     return found

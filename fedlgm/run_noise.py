@@ -85,7 +85,7 @@ def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource:
     """The source of a plan's noise.
 
     Raises:
-        PrivacyError: the past of correlated noise is not given.
+        PrivacyError: noise is correlated, and the noise of the run so far is missing.
     """
     if plan.facts.noise is None:
         return plan.facts.noised_by.source() or INDEPENDENT
@@ -168,7 +168,7 @@ class RunNoise:
         self._done = 0
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The run's ring for a round's noise. A secret ring gives a different one for every different past.
+        """The run's ring for a round's noise. A secret ring leads to a different one for every different past.
 
         The same sum after different earlier releases is a different release. With the same z, the difference of the
         two would reveal the difference of the earlier sums without noise.
@@ -198,7 +198,9 @@ class RunNoise:
         if not 1 <= round <= noise.rounds:
             raise PrivacyError(f"the noise was correlated over {noise.rounds} rounds: there is none for round {round}")
         if self._stream is not None and self._stream[:2] != (noise, size):
-            raise PrivacyError("correlated noise needs the same C and as many numbers in every round of a run")
+            raise PrivacyError(
+                "correlated noise needs the same C and the same number of values in every round of a run"
+            )
         if self._stream is None or not 0 <= self._done < round:
             from fedlgm.correlation import CorrelatedStream
 
@@ -243,7 +245,7 @@ class RunNoise:
         """
         noise = plan.facts.noise
         if noise is None or plan.position != round - 1:
-            raise PrivacyError(f"this plan is not that of round {round}: make plans by Method.plan")
+            raise PrivacyError(f"this plan is not that of round {round}: make plans with Method.plan")
         if plan.size == 0:
             self.skip(round, ring)
             return total

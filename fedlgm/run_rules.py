@@ -5,7 +5,7 @@
 >>> check(run, {"relation": "privacy.relation"})
 Traceback (most recent call last):
     ...
-fedlgm.errors.ConfigError: privacy.relation must be 'replace-one' for fixed-size sampling: it changes another client too
+fedlgm.errors.ConfigError: privacy.relation must be 'replace-one' for fixed-size sampling: ...
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ RULES = (
     # Which examples are in a step's batch stays within the client, and which clients take part depends on no example.
     Rule(
         lambda run: not run.steps and run.noised_by.uploads_released and run.relation != "replace-one",
-        "{relation} must be 'replace-one' under {who} trust: participation is visible",
+        "{relation} must be 'replace-one' under {who} trust: participation is visible there",
     ),
     Rule(
         lambda run: not run.steps and run.scheme == "fixed" and run.rate < 1 and run.relation != "replace-one",
-        "{relation} must be 'replace-one' for fixed-size sampling: it changes another client too",
+        "{relation} must be 'replace-one' for fixed-size sampling: one more client displaces another",
     ),
     Rule(
         lambda run: not run.steps and run.scheme == "min-separation" and run.relation == "add-remove",

@@ -143,11 +143,11 @@ def _pure_plan(method: Method, transcript: Transcript, fresh: Mechanism) -> Rele
     planned = method.plan(transcript)
     plan, again, resumed = (m.plan(layers, facts, transcript) for m in (mechanism, mechanism, fresh))
     if plan.to_json() != again.to_json():
-        raise PrivacyError(f"{mechanism.name}: plan() gives another plan for the same arguments: it must be pure")
+        raise PrivacyError(f"{mechanism.name}: plan() returns a different plan for the same arguments: it must be pure")
     if plan.to_json() != resumed.to_json():
         raise PrivacyError(
-            f"{mechanism.name}: plan() gives another plan after earlier rounds than that of a new object, which a "
-            "resumed run has: it must depend only on its arguments, and keep no state"
+            f"{mechanism.name}: after earlier rounds plan() returns a different plan from a new object, such as a "
+            "resumed run makes: it must depend only on its arguments, and keep no state"
         )
     if any(not torch.equal(one, now) for one, now in zip(past, _tensors(transcript), strict=True)):
         raise PrivacyError(
@@ -303,13 +303,17 @@ def check_model(
         problem = "does not change" if torch.isfinite(first).all() else "turns NaN or infinite"
         raise ConfigError(f"model: it {problem} in training on the data's first test examples")
     if not torch.equal(first, again):
-        raise ConfigError("model: its update depends on the client trained before: it keeps state or draws at random")
+        raise ConfigError(
+            "model: its update depends on the client that was trained before: it keeps state or draws random numbers"
+        )
     if vectorized and not drawn:  # PyTorch cannot draw for many clients at once: they are trained one by one
         many = VectorizedTrainer(build(), layers, settings, width=2, task=own)
         both = torch.cat([update.clone() for update in many.updates(start, _fresh(clients, 0, 1))])
         alone = torch.cat([first, second])
         if not bool(((both - alone).norm(dim=1) <= _JUMPS * alone.norm(dim=1)).all()):
-            raise ConfigError("model: training many clients at once gives other updates than one client after another")
+            raise ConfigError(
+                "model: training many clients at once gives different updates from training one after another"
+            )
 
 
 def _check_clients(name: str, clients: Partition) -> None:

@@ -14,7 +14,7 @@ from fedlgm.plan import ReleasePlan
 @named_arguments
 @dataclass(frozen=True)
 class Transcript:
-    """Released outputs of the past rounds.
+    """Released outputs of the past rounds: the only data on which a plan may depend besides public configuration.
 
     Attributes:
         rounds: number of rounds released so far.
@@ -71,7 +71,7 @@ class Transcript:
         if self.rounds > 0 and (self.plan is None or self.mean is None):
             return "the last round has no plan or no released mean"
         if self.plan is not None and self.mean is not None and self.mean.numel() != self.plan.size:
-            return f"the last round released {self.mean.numel()} numbers, its plan {self.plan.size}"
+            return f"the last round released {self.mean.numel()} numbers, but its plan has {self.plan.size}"
         return ""
 
     def answer(self, query: str) -> np.ndarray | None:

@@ -91,7 +91,7 @@ def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: 
         >>> try_examples(model, LayerTable.from_module(model), tasks.get(), x, y, Centred)
         Traceback (most recent call last):
             ...
-        fedlgm.errors.ConfigError: model: examples influence each other before or in the output: ...
+        fedlgm.errors.ConfigError: model: examples influence each other before or in the output, ...
     """
 
     def sums() -> list[Tensor]:
@@ -248,5 +248,5 @@ def _require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any)
     if not torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True):
         raise ConfigError(
             "an update depends on what was trained before: model or task remember what they see, which would carry "
-            "one's data into the next one's update, or draw at random by other means than PyTorch's"
+            "one client's data into another's update, or draw random numbers without PyTorch"
         )

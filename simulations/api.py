@@ -333,7 +333,7 @@ def resume(
     users: Any = None,
     **objects: Any,
 ) -> RunResult:
-    """Continue an interrupted run to the model of an uninterrupted one, or open a finished run.
+    """Continue an interrupted run, or open a finished one. The final model is that of an uninterrupted run.
 
     Example:
         >>> import simulations, tempfile

@@ -36,7 +36,7 @@ def apart(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
         given: arguments of `simulate` that take names or objects.
 
     Raises:
-        ConfigError: `metrics` or `evaluate`, which take functions, is a text.
+        ConfigError: `metrics` or `evaluate`, which take functions, is a string.
 
     Example:
         >>> apart({"task": None, "mechanism": "uniform", "noise": "blt", "model": max})
@@ -68,7 +68,7 @@ def require_callback(progress: Any) -> None:
     """
     if not (progress is None or (callable(progress) and _takes_one(progress))):
         raise ConfigError(
-            f"progress is a function that is called with each round's row, such as print; got {progress!r}"
+            f"progress must be a function that is called with each round's row, such as print; got {progress!r}"
         )
 
 
@@ -88,7 +88,7 @@ def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[st
             keys = sorted(keys_like(name, Recipe), key=lambda key: key not in _FIRST)
             hint = f"; a recipe has the key {keys[0]}: overrides={{'{keys[0]}': {value!r}}}" if keys else ""
             if function == "study" and name.removesuffix("s") in _COMPARED:
-                hint = f"; a study compares those in its grid: grid={{'{name.removesuffix('s')}': [...]}}"
+                hint = f"; a study varies it in its grid: grid={{'{name.removesuffix('s')}': [...]}}"
             if name in _FOLDERS:
                 hint = f"; did you mean {_FOLDERS[name]}?"
             raise ConfigError(f"{function} has no argument {name!r}{hint}")
@@ -104,7 +104,7 @@ def correlated(noise: Any) -> dict[str, Any]:
         return {}
     if not callable(getattr(noise, "to_dict", None)) or not hasattr(noise, "coefficients"):
         raise ConfigError(
-            f"noise is a name such as 'banded', or a fedlgm.correlation.Correlation, got {shown_name(noise)}"
+            f"noise must be a name such as 'banded', or a fedlgm.correlation.Correlation, got {shown_name(noise)}"
         )
     return {"privacy.noise": "given", "privacy.correlation": dict(noise.to_dict())}
 

@@ -50,14 +50,14 @@ class _Commands(Commands):
                 name = error.option_name.strip("-").replace("-", "_")
                 found = " or ".join(f"--set {key}=VALUE" for key in keys_like(name, Recipe))
                 if found:
-                    said = f"No such option {error.option_name!r}: it is a key of the recipe, use {found}."
+                    said = f"No such option {error.option_name!r}: it is a key of the recipe; use {found}."
                     raise UsageError(said, error.ctx) from error
             raise
         except UsageError as error:
             if error.ctx is None or "unexpected extra argument" not in error.message:
                 raise
             known = [option.opts[0] for option in error.ctx.command.params if option.opts[0].startswith("--")]
-            raise UsageError(f"{error.message}: name what it is, by {', '.join(known)}.", error.ctx) from error
+            raise UsageError(f"{error.message}: pass it with one of {', '.join(known)}.", error.ctx) from error
 
 
 app = typer.Typer(

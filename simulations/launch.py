@@ -112,7 +112,7 @@ def resume(
     try:
         assembly = Assembly(settled(folder.recipe()), own or Own())
     except ConfigError as error:
-        raise RunError(f"{run} can only be resumed where it can draw the same noise: {error}") from error
+        raise RunError(f"{run} can be resumed only where it can draw the same noise: {error}") from error
     _check_trackers(assembly.recipe, trackers, chosen)
     with chosen.started(assembly) as serve:
         return serve(assembly, folder, progress, trackers)
@@ -121,7 +121,7 @@ def resume(
 def _tracked(recipe: Recipe, trackers: Sequence[str | Tracker] | None, engine: Engine) -> tuple[Recipe, list[Tracker]]:
     """The recipe with the trackers given by name, and those given as objects; refuses unsuitable objects."""
     if isinstance(trackers, str):
-        raise ConfigError(f"trackers must be a list of names and objects, got the text {trackers!r}")
+        raise ConfigError(f"trackers must be a list of names and objects, got the string {trackers!r}")
     given = list(trackers or ())
     objects = [tracker for tracker in given if not isinstance(tracker, str)]
     if trackers is not None:
@@ -136,7 +136,7 @@ def _check_trackers(recipe: Recipe, objects: Sequence[Tracker], engine: Engine) 
         Trackers(recipe.run.trackers, objects)
     if objects and not engine.in_process:
         raise ConfigError(
-            f"with engine {engine.name!r} the server is another process, which a tracker object does not reach: name "
+            f"with engine {engine.name!r} the server is another process, which a tracker object cannot reach: name "
             "it as 'package.module:name'"
         )
 

@@ -116,7 +116,7 @@ def pretrain(
     if file is None:
         raise ConfigError("pretrain: --out names no file, and the recipe has no model.weights")
     if recipe.task.name != "next-token":
-        raise ConfigError(f"pretrain: text trains the task 'next-token', but the recipe's is {recipe.task.name!r}")
+        raise ConfigError(f"pretrain: text trains the task 'next-token', but the recipe's task is {recipe.task.name!r}")
     assembly = Assembly(recipe.changed(model={"weights": None, "adapters": None}), planned=True)
     module, length = assembly.module().train(), int(assembly.outline.shape[0])
     try:
@@ -124,7 +124,7 @@ def pretrain(
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"pretrain: a text cannot be read: {error}") from error
     if len(text) < 2 * length:
-        raise DataError(f"pretrain: the texts hold {len(text)} known characters; {2 * length} are the fewest")
+        raise DataError(f"pretrain: the texts hold {len(text)} known characters, but at least {2 * length} are needed")
     with torch_threads(recipe.run.threads):
         loss = _train(module, torch.from_numpy(text), length, steps, recipe.run.seed or 0, progress)
     with replacing(Path(file), PUBLIC, shared=True) as partial:

@@ -147,7 +147,7 @@ def _clients(own: DataSet) -> list[np.ndarray]:
     if own.clients is not None:
         return list(own.clients)
     if own.train_user is None:
-        raise ConfigError("unit='client' needs the client of each row: name them by users=")
+        raise ConfigError("unit='client' needs the client of each row: name them with users=")
     return [np.flatnonzero(own.train_user == user) for user in np.unique(own.train_user)]
 
 

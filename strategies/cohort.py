@@ -99,8 +99,8 @@ def require_once(cohort: np.ndarray, population: int) -> None:
     """
     if len(np.unique(cohort)) < len(cohort) or ((cohort < 0) | (cohort >= population)).any():
         raise PrivacyError(
-            f"a cohort has each of {population} participants once at most, since each is charged for one "
-            f"contribution; drawn were {cohort.tolist()}"
+            f"a cohort may hold each of {population} participants only once, because each is charged for one "
+            f"contribution; got {cohort.tolist()}"
         )
 
 

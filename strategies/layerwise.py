@@ -237,10 +237,9 @@ class LayerwiseFedAvg(FedAvg):
         new, self._said = sorted(exhausted - self._said), self._said | exhausted
         if new:
             shown = ", ".join(map(str, new[:_SHOWN])) + (", ..." if len(new) > _SHOWN else "")
-            who = f"client {shown} has" if len(new) == 1 else f"clients {shown} have"
-            warnings.warn(
-                Notice(f"{who} made all the releases that their budget allows and stay out from now on"), stacklevel=3
-            )
+            who = f"client {shown} is" if len(new) == 1 else f"clients {shown} are"
+            said = f"{who} not invited again: the budget of a client allows no further release"
+            warnings.warn(Notice(said), stacklevel=3)
 
     def _plan(self, round_: int, cut: list[np.ndarray], arrays: ArrayRecord, grid: Grid) -> ReleasePlan:
         mechanism, layers = self.method.mechanism, self.method.layers

@@ -64,7 +64,7 @@ class AnyNode:
             for node, answer in answers.items():
                 if answer.get(wire.PARTITION) != wire.ANY_CLIENT:
                     raise RunError(
-                        f"node {node} serves client {answer.get(wire.PARTITION)!r} alone, but this run is a simulation "
+                        f"node {node} serves only client {answer.get(wire.PARTITION)!r}, but this run is a simulation "
                         "whose nodes serve any client: use a strategy with OneNodePerClient (nodes = 'clients')"
                     )
             self._nodes = sorted(answers)
@@ -145,7 +145,8 @@ class OneNodePerClient:
                 if not self._nodes:
                     raise RunError(f"no node connected within {self.wait:.0f} s")
                 raise RunError(
-                    f"{len(missing)} of {population} clients have no node after {self.wait:.0f} s, the first is client "
+                    f"{len(missing)} of {population} clients have no node after {self.wait:.0f} s, beginning with "
+                    "client "
                     f"{missing[0]}: start them, or set federation.quorum to begin without"
                 )
             time.sleep(_POLL_S)
@@ -171,7 +172,7 @@ class OneNodePerClient:
                 client = self._client_of(node, answer, population)
                 if client in self._nodes:
                     raise RunError(
-                        f"nodes {self._nodes[client]} and {node} both say that they are client {client}, whose data "
+                        f"nodes {self._nodes[client]} and {node} both say that they are client {client}, so its data "
                         f"would count twice: give every node a different {wire.PARTITION}"
                     )
                 self._nodes[client] = node
@@ -208,7 +209,7 @@ Nodes = AnyNode | OneNodePerClient
 def _reason(said: str) -> str:
     """A node's error for a message: the end, where a traceback has it, or the remedy for an app without fedlgm."""
     if "query function registered" in said or "No {category} function registered" in said:  # Flower's own line of code
-        return "its app is Flower's ClientApp, which bounds nothing: make it app = clients.PrivateClientApp(model)"
+        return "its app is Flower's ClientApp, which bounds nothing: use app = clients.PrivateClientApp(model)"
     return printable(said[-500:], 500)
 
 

@@ -43,10 +43,12 @@ _INSTEAD = {
     ("fraction_train", "fraction_fit"): "rate is the probability with which a client takes part in a round",
     ("min_train", "min_fit", "min_available"): "clients is their number, and nodes says how to wait for them",
     ("fraction_evaluate", "min_evaluate", "evaluate_metrics", "train_metrics", "fit_metrics"): (
-        "clients' own figures are not protected and stay with them: evaluate on the server by start(evaluate_fn=...)"
+        "clients' own figures are not protected and stay with them: evaluate on the server with start(evaluate_fn=...)"
     ),
-    ("weighted_by",): "clients weigh alike, since weights by example counts would reveal the counts: leave it out",
-    ("proximal_mu",): "the term is the client's: add it to the loss under @app.train()",
+    (
+        "weighted_by",
+    ): "all clients have the same weight, because weights by example counts would reveal the counts: leave it out",
+    ("proximal_mu",): "the proximal term belongs to the client: add it to the loss under @app.train()",
     ("eta", "server_learning_rate"): "server_lr is the rate of a named optimizer",
     ("evaluate_fn", "on_fit_config", "on_evaluate_config"): "give evaluate_fn and train_config to start",
     ("bound", "clip"): "it is an option of the mechanism: mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)",
@@ -122,7 +124,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
                 "mechanism that bounds clients' updates"
             )
         if not isinstance(nodes, OneNodePerClient | None):
-            raise ConfigError(f"nodes is a strategies.OneNodePerClient(...), got {nodes!r}; clients is the number N")
+            raise ConfigError(
+                f"nodes must be a strategies.OneNodePerClient(...), got {nodes!r}; clients is the number N"
+            )
         step = _step(optimizer, server_lr)
         sampling, relation = Sampling("poisson", clients, rate), noised_by.get(trust).relation
         facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)
@@ -165,12 +169,15 @@ class PrivateFedAvg(LayerwiseFedAvg):
         if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
             raise ConfigError(f"num_rounds must be a whole number of at least 0, got {num_rounds!r}")
         if num_rounds is not None and num_rounds > (planned := self.method.facts.rounds):
-            text = f"num_rounds = {num_rounds}: the noise covers rounds = {planned} of PrivateFedAvg, which are run"
+            text = (
+                f"num_rounds = {num_rounds} is ignored: the noise is calibrated to rounds = {planned} of "
+                "PrivateFedAvg, which are run"
+            )
             warnings.warn(Notice(text), stacklevel=3)
         wanted = left if num_rounds is None else min(int(num_rounds), left)
         if wanted and not hasattr(grid, "send_and_receive"):
             kind = type(grid).__name__
-            raise ConfigError(f"grid is the first argument of the function under @app.main(), got {kind}")
+            raise ConfigError(f"grid must be the first argument of the function under @app.main(), got {kind}")
         _require_types(initial_arrays, (train_config, evaluate_config), evaluate_fn)
         if initial_arrays is not None and self.transcript.rounds == 0:
             _warn_of_arrays(initial_arrays, (self._state(), self.initial_arrays()))
@@ -253,8 +260,8 @@ def _warn_of_arrays(given: ArrayRecord, own: Iterable[ArrayRecord]) -> None:
             return
     warnings.warn(
         Notice(
-            "initial_arrays hold other weights than the model that PrivateFedAvg was made with, which is the one that "
-            "is trained: load them into that model before"
+            "initial_arrays differ from the weights of the model that PrivateFedAvg was made with, which is the one "
+            "that is trained: load them into that model first"
         ),
         stacklevel=3,
     )
@@ -265,8 +272,8 @@ def _warn_of(model: nn.Module, delta: float, clients: int) -> None:
     if delta >= 1 / clients:
         warnings.warn(
             Notice(
-                f"delta = {delta:g} is not below 1/{clients}, one over the number of clients: such a guarantee allows "
-                "one client to be given away entirely"
+                f"delta = {delta:g} is not below 1/{clients}, one over the number of clients: such a guarantee "
+                "permits the full publication of one client's data"
             ),
             stacklevel=3,
         )

@@ -131,7 +131,7 @@ def in_order(
 
 def _mismatch(reply: Message, sent: Sequence[Sent], slot: int, taken: bool) -> str | None:
     if slot < 0:
-        return "it answers no message of this round"
+        return "it does not answer a message of this round"
     if taken:
         return "the message was answered before"
     asked = sent[slot].message

@@ -74,7 +74,7 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
     if (not hasattr(found, "step") and callable(found)) or isinstance(found, type):
         wrong = misfit(found, lr, momentum)
         if wrong:
-            raise ConfigError(f"server optimizer {label} is made by (lr, momentum): {wrong}")
+            raise ConfigError(f"server optimizer {label} must be made by a call with (lr, momentum): {wrong}")
         with users_code(f"server optimizer {label}", found):
             found = found(lr, momentum)
     if not callable(getattr(found, "step", None)):
@@ -113,8 +113,8 @@ class OwnStep:
         if not isinstance(found, Tensor) or found.shape != model.shape:
             given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ConfigError(
-                f"server optimizer {self.label}: step must give the next model, a tensor of shape "
-                f"{tuple(model.shape)}, it gives {given}"
+                f"server optimizer {self.label}: step must return the next model, a tensor of shape "
+                f"{tuple(model.shape)}, but it returns {given}"
             )
         return found.to(torch.float32)
 
@@ -131,8 +131,8 @@ class OwnStep:
         elif getattr(self._step, "__dict__", None):
             warnings.warn(
                 Notice(
-                    f"server optimizer {self.label} starts afresh: if it has a state, give it state() and restore() "
-                    "for the run to end where it would have ended without the interruption"
+                    f"server optimizer {self.label} starts afresh: if it has a state, it needs state() and "
+                    "restore(), so that the resumed run ends where it would have ended without the interruption"
                 ),
                 stacklevel=2,
             )

@@ -108,7 +108,7 @@ class Account:
     def _check_caps(self, run: str) -> None:
         for count, most, per in self._caps(run):
             if count >= most:
-                raise Refusal("budget-spent", f"this node makes {most} releases {per}, and has made them")
+                raise Refusal("budget-spent", f"this node makes at most {most} releases {per}, and has made them")
 
     def _check_alone(self, request: Request) -> None:
         """Refuse a release too large for the whole budget; to compose it takes time and memory in proportion."""
@@ -117,7 +117,7 @@ class Account:
         if not alone <= budget.epsilon * _ROUNDING:
             raise Refusal(
                 "budget-spent",
-                f"this release alone has an epsilon of {alone:.4g} or more; the policy of this node allows "
+                f"this single release has an epsilon of {alone:.4g} or more; the policy of this node allows "
                 f"{self._allowed}",
             )
 

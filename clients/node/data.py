@@ -58,7 +58,7 @@ def read(section: Data, folder: Path) -> ClientData:
         x = x.astype(np.float32) / np.float32(127.5) - np.float32(1)
     if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
         raise DataError(
-            f"data: inputs and labels must be numbers, got {x.dtype} and {y.dtype}; for names of classes give the "
+            f"data: inputs and labels must be numbers, got {x.dtype} and {y.dtype}; replace class names by the "
             "numbers 0, 1, ... that all nodes use"
         )
     x = np.ascontiguousarray(x, dtype=np.float32).reshape(len(x), *section.shape)

@@ -101,7 +101,9 @@ class NodeFolder:
         from clients.node.template import policy_text
 
         if path.exists():
-            raise RunError(f"{path} already exists: choose another folder, a node's keys and ledger are made once")
+            raise RunError(
+                f"{path} already exists: choose another folder, because a node's keys and ledger are made once"
+            )
         try:
             with drafted(path) as draft:
                 for name, mode in (("", 0o711), ("state", 0o700), ("state/replies", 0o700), ("witness", 0o700)):

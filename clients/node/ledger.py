@@ -173,8 +173,8 @@ class NodeLedger:
         unlike = stated - {one for one in COVERS if protected in COVERS[one]}
         if unlike:
             raise LedgerError(
-                f"this ledger holds releases that protect ({unlike.pop()}), so its epsilon cannot be one that protects "
-                f"({protected}): privacy.unit stays 'example' for this data set"
+                f"this ledger holds releases that protect ({unlike.pop()}), so its epsilon cannot protect "
+                f"({protected}): keep privacy.unit = 'example' for this data set"
             )
         events = [(privacy.events.decode(json.loads(event)), int(count)) for event, count in counts]
         if further is not None:
@@ -320,7 +320,9 @@ class NodeLedger:
         passed = seen.seq == 0 and seen.head == self.head
         for row in self.rows():
             if row.seq != self.seq + 1 or row.chained(self.head) != row.head:
-                raise LedgerError(f"release {row.seq} of the ledger {self.path} was changed, or one before it removed")
+                raise LedgerError(
+                    f"release {row.seq} of the ledger {self.path} was changed, or an earlier release was removed"
+                )
             self.seq, self.head = row.seq, row.head
             passed |= (self.seq, self.head) == (seen.seq, seen.head)
         if self.seq < seen.seq:

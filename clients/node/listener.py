@@ -118,7 +118,7 @@ class Listener:
                 if header.get("protocol") != protocol.PROTOCOL:
                     raise Refusal(
                         "protocol",
-                        f"this service speaks protocol {protocol.PROTOCOL}, and the question protocol "
+                        f"this service speaks protocol {protocol.PROTOCOL}, but the question has protocol "
                         f"{header.get('protocol')!r:.20}: server and nodes need compatible versions of fedlgm",
                     )
                 ask = Ask.model_validate(header)
@@ -152,7 +152,7 @@ class Listener:
         try:
             return await asyncio.wait_for(asyncio.shield(work), self._policy.limits.release_seconds)
         except TimeoutError:
-            why = "the release took longer than this node allows; whether it was charged, the node's ledger says"
+            why = "the release took longer than this node allows; the node's ledger says whether it was charged"
             raise Refusal("slow", why) from None
 
     def _left(self, began: float) -> float:

@@ -292,7 +292,7 @@ class Distributed(_Section):
         if self.min_cohort <= self.max_colluders + 1:
             raise ValueError(
                 f"min_cohort = {self.min_cohort} must exceed max_colluders + 1 = {self.max_colluders + 1}: a node's "
-                "vector would be hidden only among those of colluders"
+                "vector could otherwise be hidden only among those of colluders"
             )
         return self
 
@@ -354,7 +354,7 @@ class Policy(_Section):
             raise Refusal("plan", "a plan that releases nothing")
         own, facts = self.distributed, plan.facts
         if facts.sampling.of is not None:
-            raise Refusal("plan", "a plan for users with several clients each; this node bounds its own data alone")
+            raise Refusal("plan", "a plan for users with several clients each; this node bounds only its own data")
         unmet = "" if own is None else facts.noised_by.unmet(facts, own.min_cohort, own.max_colluders)
         if unmet:
             raise Refusal("privacy", unmet)
@@ -370,7 +370,7 @@ class Policy(_Section):
             raise Refusal(
                 "privacy",
                 "noise correlated over more rounds than lie between two participations of this node, which charges "
-                "each of them separately",
+                "each participation separately",
             )
         clip = plan.clip[plan.released]
         sigma = np.array([part.sigma for part in plan.parts])
@@ -400,7 +400,7 @@ class Policy(_Section):
         if plan.family != "gaussian":
             raise Refusal("plan", "example-level steps with noise other than Gaussian")
         if type(steps.count) is not int or not all(math.isfinite(value) for value in (steps.rate, steps.batch)):
-            raise Refusal("plan", "example-level steps are a whole number, their rate and batch finite numbers")
+            raise Refusal("plan", "the number of example-level steps must be whole, and their rate and batch finite")
         most = self.allow.most_epochs
         if steps.count > MOST_STEPS or steps.count * steps.rate > most:
             raise Refusal(

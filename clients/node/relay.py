@@ -36,7 +36,7 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
     config = content.config_records.get(wire.CONFIG, ConfigRecord())
     header = config.get(HEADER)
     if not isinstance(header, str):
-        raise RunError("this node answers only fedlgm's questions, and the message holds none")
+        raise RunError("this node answers only fedlgm's questions, and this message holds none")
     key = config.get(MASK, 0)
     if not isinstance(key, int):
         raise RunError(f"{MASK} must be a number")

@@ -58,7 +58,9 @@ class Service:
                 self._secure = SecureSteps(self.policy, self._signer, self._ledger, folder.rounds_file)
             seed = folder.test_seed()
             if (seed is not None) != self._ledger.test:
-                raise LedgerError("a ledger of private releases cannot be used in a test, nor one of tests afterwards")
+                raise LedgerError(
+                    "a ledger of private releases cannot be used in a test, nor a ledger of tests outside it"
+                )
             self._account = Account(self.policy, self._ledger)
             self._account.spent()  # refused if rows protect less than the budget does
             data = node_data.read(self.policy.data, folder.path)
@@ -114,10 +116,10 @@ class Service:
             ask.run, ask.round, ask.client, ask.plan, model_digest, ask.work, ask.nonce, service, ask.expect
         )
         if self._server_key and not protocol.verify(self._server_key, ask.signature, "question", question.digest):
-            raise Refusal("unsigned", "this node answers its enrolled server only, which has not signed this question")
+            raise Refusal("unsigned", "this node answers only its enrolled server, which has not signed this question")
         if limits.runs and ask.run not in limits.runs:
             raise Refusal(
-                "run", f"the run {protocol.printable(ask.run, 80)!r} is not among those that this node takes part in"
+                "run", f"the run {protocol.printable(ask.run, 80)!r} is not one in which this node takes part"
             )
         self._check_expectation(ask.expect)
         try:
@@ -134,7 +136,9 @@ class Service:
                 question, or the answer has already been sent and is no longer kept.
         """
         if not request.plan.facts.noised_by.alone:
-            raise Refusal("privacy", "a plan that protects a sum of several nodes: this node's part is not shown alone")
+            raise Refusal(
+                "privacy", "the plan protects a sum of several nodes: this node does not release its part separately"
+            )
         name = self._releaser.name(request, ask.run)
         row, replayed = self._charged(ask, request, question.digest, name)
         body = self._kept(row)
@@ -152,7 +156,7 @@ class Service:
             Refusal: as for `release`, or the step is not allowed (see `clients.node.secagg`).
         """
         if self._secure is None or request.plan.facts.noised_by.alone:
-            raise Refusal("privacy", "this node answers steps of a secure sum only under trust 'distributed'")
+            raise Refusal("privacy", "this node takes part in secure sums only under trust 'distributed'")
         try:
             terms = terms_of(question, request.plan)
         except RunError as error:
@@ -275,8 +279,8 @@ class Service:
         # Made again it could differ in a last bit, with the same noise.
         raise Refusal(
             "gone",
-            f"release {row.seq} was answered before, and its answer is no longer kept; a run from another initial "
-            "model (model.seed) is another release",
+            f"release {row.seq} was answered before, and its answer is no longer kept; a run with another initial "
+            "model (model.seed) makes a new release",
         )
 
     def _keep(self, row: Row, body: bytes) -> str:
@@ -301,7 +305,7 @@ class Service:
         reveal how many more releases it could make.
 
         Raises:
-            Refusal: this node does not make such a release, or its budget and caps allow not even one.
+            Refusal: this node does not make such releases, or its budget or a cap does not allow a single one.
         """
         if ask.client != self.policy.node.client:
             raise Refusal("client", f"this node is client {self.policy.node.client}, not {ask.client}")
@@ -329,7 +333,7 @@ class Service:
         if ask.ask not in ("hello", "afford", "release", *STEPS):
             raise Refusal("malformed", "a service answers only hello, afford, release and the steps of a secure sum")
         if ask.ahead is not None and ask.ask not in AHEAD:
-            raise Refusal("malformed", f"nothing can be asked ahead with {ask.ask!r}")
+            raise Refusal("malformed", f"no further question can travel with {ask.ask!r}")
         if ask.ask == "hello":
             return self.hello(ask)
         try:

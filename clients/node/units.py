@@ -64,7 +64,7 @@ class WholeData:
         if job.work.exact_sums:
             raise Refusal("work", "exact_sums belongs to example-level steps; this plan bounds whole updates")
         if plan.fills not in ((), job.layers.layers[0].parts):  # millions of parts would exhaust this node's memory
-            raise Refusal("plan", "it levels other parts of an update than the layers of the work")
+            raise Refusal("plan", "its levelled parts are not the layers of the requested model")
 
     def event(self, plan: ReleasePlan) -> Any:
         """Cost of a release, from the bounds and the noise that this node applies."""
@@ -123,7 +123,7 @@ class SingleExamples:
         except Exception as error:  # of the server's names and options; nothing of it depends on the data
             raise Refusal("work", f"example-level training: {error}"[:300]) from error
         if not (kept <= plan.clip * (1 + 1e-9)).all():
-            raise Refusal("plan", "the plan states smaller bounds than its mechanism keeps")
+            raise Refusal("plan", "the plan states smaller bounds than its mechanism applies")
 
     def event(self, plan: ReleasePlan) -> Any:
         """See `WholeData.event`."""
@@ -151,7 +151,7 @@ class SingleExamples:
         try:
             return ClientData(data.x, targets(data.y))
         except Exception:
-            _log.exception("the task does not take all targets of this node: examples that have others are left out")
+            _log.exception("the task does not take all targets of this node: examples with other targets are left out")
         taken = targets(torch.zeros_like(data.y[:1]))[:0]
         rows = list[int]()
         for row in range(len(data)):

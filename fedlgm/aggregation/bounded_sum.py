@@ -25,7 +25,7 @@ _CHUNK = 1 << 15
 @named_arguments
 @dataclass
 class BoundedSum:
-    """Running sum of bounded contributions, added in the given order.
+    """Running sum of contributions. `add` bounds each contribution by the plan and adds it, in the given order.
 
     Sums are in float64. Rounding moves the difference of two sums of n contributions by at most n^2 2^-52 of their
     bound. For up to 100,000 clients this is less than half of the margin by which contributions are clipped below the

@@ -94,7 +94,7 @@ class ClassReconstruction:
             raise ConfigError(f"the class to reconstruct must lie in [0, {classes}), got {target}")
         if len(y) == 0 or bool((y == target).any()):
             raise ConfigError(
-                f"the curious client must hold images, and none of class {target}: use data.partition = 'isolation' "
+                f"the curious client must hold images, but none of class {target}: use data.partition = 'isolation' "
                 f"with data.private_class = {target}, whose last client is the curious one"
             )
         self.target, self.settings = target, settings or GanSettings()

@@ -47,8 +47,8 @@ class InceptionFeatures:
         path = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS if weights is None else Path(weights)
         if not path.is_file():
             raise ConfigError(
-                f"no Inception weights at {path}: nothing is downloaded here; put torch-fidelity's {WEIGHTS} there, or "
-                "say where it is"
+                f"no Inception weights at {path}: fedlgm does not download it; put torch-fidelity's {WEIGHTS} there, "
+                "or pass its path"
             )
         try:
             torch.load(path, map_location="cpu", weights_only=True)  # the extractor would unpickle anything

@@ -168,7 +168,7 @@ def _normal(shadows: np.ndarray, used: np.ndarray, shared: bool, side: str) -> t
     if (used.sum(axis=0) < 2).any():
         example = int(np.flatnonzero(used.sum(axis=0) < 2)[0])
         raise ConfigError(
-            f"example {example} has fewer than two shadow models trained {side} it: train more shadow models"
+            f"example {example} has fewer than two shadow models that were trained {side} it: train more shadow models"
         )
     values = np.where(used, shadows, np.nan)
     mean = np.nanmedian(values, axis=0)

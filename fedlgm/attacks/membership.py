@@ -102,7 +102,8 @@ def evaluate_scores(
     high, low = np.asarray(members, dtype=np.float64).ravel(), np.asarray(nonmembers, dtype=np.float64).ravel()
     if min(len(high), len(low)) < _LEAST:
         raise ConfigError(
-            f"a membership attack needs at least {_LEAST} members and non-members, got {len(high)} and {len(low)}"
+            f"a membership attack needs at least {_LEAST} members and as many non-members, got {len(high)} and "
+            f"{len(low)}"
         )
     if np.isnan(high).any() or np.isnan(low).any():
         raise ConfigError("membership scores must not be NaN: the attacked model's outputs are not finite")

@@ -49,7 +49,7 @@ def relative_ratios(
     sides = (membership, ~membership) if online else (~membership,)
     missing = np.flatnonzero(np.any([~side.any(axis=0) for side in sides], axis=0))
     if len(missing):
-        raise ConfigError(f"unit {missing[0]} has no shadow model trained with it, or none without: train more of them")
+        raise ConfigError(f"unit {missing[0]} needs shadow models trained with it and without it: train more of them")
     p = _probability(shadows)
     means = [np.where(side, p, 0.0).sum(axis=0) / side.sum(axis=0) for side in sides]
     marginal = sum(means) / 2 if online else ((1 + OFFLINE) * means[0] + 1 - OFFLINE) / 2

@@ -252,7 +252,7 @@ def canaries_needed(method: Counting, epsilon: float, delta: float, confidence: 
         count *= 2
         if count > 2**24:
             raise ConfigError(
-                f"{method} cannot show an epsilon of {epsilon:g} at delta = {delta:g}: use another method"
+                f"{method} cannot prove an epsilon of {epsilon:g} at delta = {delta:g}: use another method"
             )
     return count
 

@@ -20,7 +20,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 
 SHARE = 1e-3
-"""Share of an audit's level that these checks take: the faults that they find are far from any chance."""
+"""Share of an audit's level that these checks take: the faults that they find are far beyond chance."""
 _ROUNDS, _NUMBERS = 4, 4000  # rounds at least, and numbers of noise at least
 
 

@@ -82,7 +82,7 @@ def _repetition(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Che
     moved, cosine, _ = _largest(record.found)
     if moved > _limit(shares.found):
         at = rounds[int(np.argmax(record.found[:, 0]))]
-        where = f"the noise of round {at} has been there before, in another place"
+        where = f"the noise of round {at} repeats earlier noise in another place"
         return Check("noise repetition", False, f"{where}: correlation {cosine:.4f} ({moved:.2f} standard errors)")
     again = same_values(record.ordered)
     if again is not None:

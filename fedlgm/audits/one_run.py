@@ -167,8 +167,8 @@ def _audit_run(record: CanaryRecord, reported: Reported, confidence: float) -> A
     needed = bounds.canaries_needed("one-run", 0.0, reported.delta, confidence)
     if count < needed:
         raise ConfigError(
-            f"{count} canaries are too few for a confidence of {confidence:g}: one-run shows nothing below {needed}; "
-            "take more canaries or less confidence"
+            f"{count} canaries are too few for a confidence of {confidence:g}: one-run needs at least {needed} to "
+            "show anything; use more canaries or a lower confidence"
         )
     scores = run_scores(record)
     lower = bounds.epsilon_one_run(scores, reported.delta, confidence)

@@ -63,7 +63,9 @@ class Scores:
             order, cut = rng.permutation(values.size), values.size // 2
             halves.append((values[order[:cut]], values[order[cut:]]))
         if any(part.size == 0 for half in halves for part in half):
-            raise ConfigError(f"too few scores to split: {self.inside.size} in and {self.outside.size} out")
+            raise ConfigError(
+                f"too few scores to split: {self.inside.size} of included and {self.outside.size} of excluded canaries"
+            )
         return Scores(halves[0][0], halves[1][0]), Scores(halves[0][1], halves[1][1])
 
     def frontier(self) -> tuple[Array, Counts, Counts]:

@@ -83,7 +83,7 @@ class Subject:
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise ConfigError(
-                f"method is a fedlgm.mechanisms.method.Method, which Subject.of makes; got {self.method!r}"
+                f"method must be a fedlgm.mechanisms.method.Method, which Subject.of makes; got {self.method!r}"
             )
 
     @classmethod

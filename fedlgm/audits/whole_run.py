@@ -169,7 +169,9 @@ class View:
         released = ~np.isnan(seen[:, 0])
         known = np.stack([whitenable(noise, released[:, j]) for j in range(layers)], axis=1)
         if not known.any():
-            raise ConfigError("no round's noise can be whitened: the rounds that it follows from released nothing")
+            raise ConfigError(
+                "no round's noise can be whitened, because the rounds on which it depends released nothing"
+            )
         mask = known[:, None].astype(np.float64)
         return cls(
             whitened(noise, np.nan_to_num(seen)) * mask,

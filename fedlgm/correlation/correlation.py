@@ -276,8 +276,8 @@ class Correlation:
             quiet = self.noise_std() <= _LOUDEST
         if not quiet.all():
             raise ConfigError(
-                f"correlation {self.name!r} has noise of more than {_LOUDEST:g} times its seed's in round "
-                f"{int(quiet.argmin()) + 1}: later coefficients are too large beside the first"
+                f"correlation {self.name!r} makes more than {_LOUDEST:g} times the noise that it is made of in round "
+                f"{int(quiet.argmin()) + 1}: later coefficients are too large relative to the first"
             )
 
     # --- storage
@@ -335,8 +335,8 @@ def check_size(coefficients: int, rounds: int) -> None:
     """
     if coefficients * rounds > _MOST_PRODUCTS:
         raise ConfigError(
-            f"{coefficients:,} coefficients over {rounds:,} rounds take too long to account for: at most "
-            f"{_MOST_PRODUCTS:,} products of the two; use fewer bands"
+            f"{coefficients:,} coefficients over {rounds:,} rounds take too long to account for: their "
+            f"product may be at most {_MOST_PRODUCTS:,}; use fewer bands"
         )
 
 

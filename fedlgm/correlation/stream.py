@@ -97,7 +97,7 @@ class CorrelatedStream:
             PrivacyError: there would be more rounds than were planned.
         """
         if rounds < self.round:
-            raise ConfigError(f"{self.round} rounds are over, which cannot be replayed to {rounds}")
+            raise ConfigError(f"the stream is already at round {self.round} and cannot go back to round {rounds}")
         for t in range(self.round, rounds):
             self.next(draw(t))
 

@@ -307,7 +307,7 @@ def with_users(data: Any, users: Any) -> Any:
         return {**_two_parts(data), "users": users}
     if is_table(data):
         return data  # which `load` refuses
-    raise DataError("users: names the users of data of your own, pass data={'train': ..., 'test': ...} with it")
+    raise DataError("users names the users of your own data: pass data={'train': ..., 'test': ...} with it")
 
 
 def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -355,7 +355,7 @@ def _part(whole: DataSet, name: str, half: str) -> DataSet:
 def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:
     """A bundled set of images in [-1, 1], rescaled to [low, high]."""
     if "pixels" not in reading_options(found.name):
-        raise ConfigError(f"pixels is for bundled sets of images: the values of {found.name!r} are taken as they are")
+        raise ConfigError(f"pixels is only for bundled sets of images; the values of {found.name!r} are used unchanged")
     if len(pixels) != 2 or not all(map(math.isfinite, pixels)) or not pixels[0] < pixels[1]:
         raise ConfigError(f"pixels must be two numbers, the lower one first, such as [0, 1]; got {list(pixels)}")
     low, high = pixels
@@ -375,10 +375,11 @@ def _own(found: Any, label: str) -> DataSet:
         return DataSet.from_mapping(_two_parts(found))
     if is_table(found):
         raise DataError(
-            "data: one table has no test part, whose examples are public: pass {'train': table, 'test': table}, for "
-            "datasets.Dataset as dataset.train_test_split(test_size=0.1) makes it"
+            "data: one table has no test part of public examples: pass {'train': table, 'test': table}, as "
+            "dataset.train_test_split(test_size=0.1) makes it of a datasets.Dataset"
         )
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, or a function that "
-        f"gives one; it is of type {type(found).__name__}: a pair (x, y) or a torch data set is one part of two"
+        f"returns one, not an object of type {type(found).__name__}: a pair (x, y) or a torch data set is only one "
+        "of the two parts"
     )

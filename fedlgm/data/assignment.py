@@ -19,8 +19,8 @@ _STREAM = 2  # stream of this module below Purpose.PARTITION
 def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
     """The scheme "dirichlet" on whole arrays, for 100,000 clients or millions of samples.
 
-    Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. The same seed gives another
-    division than with the scheme "dirichlet".
+    Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. With the same seed the division
+    differs from that of the scheme "dirichlet".
 
     Args:
         labels: labels, int [n].

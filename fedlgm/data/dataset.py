@@ -138,7 +138,7 @@ class DataSet:
                 f"{_describe(train_x, train_y)}: only their lengths may differ"
             )
         if clients is not None and users is not None:
-            raise DataError("clients and users: give at most one of them")
+            raise DataError("clients and users: pass at most one of them")
         if classes is not None and not (isinstance(classes, int | np.integer) and classes >= 1):
             raise DataError(f"classes must be a whole number of at least 1, got {classes!r}")
         if named is not None and classes not in (None, len(named)):

@@ -67,7 +67,7 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
         lists: Any = given if isinstance(given, Mapping | str) else list(given)
     own = Partition.from_clients(lists, len(data.train_y))
     if len(own) != clients:
-        raise ConfigError(f"partition scheme {label} gives {len(own)} clients, but federation.clients is {clients}")
+        raise ConfigError(f"partition scheme {label} makes {len(own)} clients, but federation.clients is {clients}")
     return own
 
 

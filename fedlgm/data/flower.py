@@ -142,7 +142,7 @@ def by_partitioner(
         partitioner.dataset = Dataset.from_dict({**{key: c[rows] for key, c in columns.items()}, "row": rows})
         made = int(partitioner.num_partitions)
         if made != clients:
-            raise ConfigError(f"partition scheme {name!r} gives {made} clients, but federation.clients is {clients}")
+            raise ConfigError(f"partition scheme {name!r} makes {made} clients, but federation.clients is {clients}")
         return _read_back(partitioner, count, lambda part: np.asarray(part["row"], dtype=np.int64))
 
 

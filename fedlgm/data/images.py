@@ -64,8 +64,8 @@ def load_folder(
     if folder is None or not Path(folder).is_dir():
         problem = "it is not set" if folder is None else f"{str(folder)!r} is not a folder"
         raise DataError(
-            f"data {NAME!r} needs data.dir, a folder of images: {problem}; a plan also does with data.train_images and "
-            "data.image_classes, the numbers of its training images and classes"
+            f"data {NAME!r} needs data.dir, a folder of images: {problem}; for a plan, data.train_images and "
+            "data.image_classes, the numbers of its training images and classes, also suffice"
         )
     if channels not in (1, 3) or image_size < 4:
         raise DataError(
@@ -162,7 +162,7 @@ def _by_folder(folder: Path) -> _Found:
     if len(names) < 2:
         raise DataError(
             f"{folder}: {len(names)} subfolders with images; give one subfolder per class (also within train/ and "
-            "test/), or an attribute of an attribute file"
+            "test/), or name an attribute of an attribute file"
         )
     files, labels, tests = [], [], []
     for root, is_test in roots:
@@ -204,9 +204,7 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
         parts = dict(line.split()[:2] for line in split.read_text(encoding="utf-8").splitlines() if line.strip())
         unknown = next((name for name in rows if parts.get(name) not in ("0", "1", "2")), None)
         if unknown is not None:
-            raise DataError(
-                f"{split} does not say of {unknown!r} whether it is for training (0), validation (1) or test (2)"
-            )
+            raise DataError(f"{split} does not say whether {unknown!r} is for training (0), validation (1) or test (2)")
         use = np.array([parts[name] != "1" for name in rows])
         tests, labels = np.array([parts[name] == "2" for name in rows])[use], labels[use]
         rows = {name: values for (name, values), kept in zip(rows.items(), use, strict=True) if kept}
@@ -233,12 +231,14 @@ def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
             if wrong is None
             else f"row {wrong + 1} has {len(rows[wrong]) - 1} values for {len(header)} attributes"
         )
-        raise DataError(f"{path}: {what}; each row is a file name and its attributes, below a row of their names")
+        raise DataError(
+            f"{path}: {what}; below a row of attribute names, each row must hold a file name and its attributes"
+        )
     return header, {row[0]: row[1:] for row in rows}
 
 
 def _checked(folder: Path, files: list[Path], labels: np.ndarray, tests: np.ndarray, names: tuple[str, ...]) -> _Found:
     if not (~tests).any() or not tests.any():
         part = "training" if tests.all() else "test"
-        raise DataError(f"{folder}: {len(files)} images and no {part} image among them")
+        raise DataError(f"{folder}: {len(files)} images, but no {part} image among them")
     return files, labels.astype(np.int64), tests, names

@@ -115,7 +115,8 @@ def _frame(file: str | Path | None, key: str) -> DataFrame:
         raise DataError(f"data.{key}: {str(path)!r} cannot be read: {_first_line(error)}") from error
     if len(frame.columns) == 1 and (mark := next((one for one in ";\t|" if one in str(frame.columns[0])), None)):
         raise DataError(
-            f"data.{key}: {str(path)!r} is separated by {mark!r}, not by commas: write it with commas, or read it in "
+            f"data.{key}: {str(path)!r} has {mark!r} between its columns, not commas: write it with commas, or read "
+            "it in "
             f"Python and pass the table: pandas.read_csv(file, sep={mark!r})"
         )
     return frame

@@ -67,7 +67,8 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
             "image_size" and "channels" of images, see `fedlgm.data.pixels.fitted`. Other keys are passed on.
 
     Returns:
-        The mapping with arrays; a `datasets.Dataset` that names its classes gives "labels", if they are not given.
+        The mapping with arrays. If "labels" is missing and a `datasets.Dataset` names its classes, they become
+        "labels".
 
     Raises:
         DataError: a part or column is missing, or a feature is not a number.
@@ -149,7 +150,7 @@ def _class_names(table: Any, target: str) -> tuple[str, ...] | None:
 def _taken(columns: _Columns, name: Any, part: str) -> Any:
     if not isinstance(name, str):
         got = repr(name) if isinstance(name, list) else type(name).__name__
-        raise DataError(f"data: a column is named by one text, got {got}; its columns: {_listed(columns)}")
+        raise DataError(f"data: a column must be named by one string, got {got}; its columns: {_listed(columns)}")
     require_columns([name], columns, f"data: {part!r}")
     return columns.pop(name)
 
@@ -163,7 +164,8 @@ def _tokenized(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict
         raise DataError("data: 'text' (the column of texts) and 'tokenizer' must be given together")
     if not callable(options["tokenizer"]):
         raise DataError(
-            f"data: a tokenizer is an object, as AutoTokenizer.from_pretrained(...), got {options['tokenizer']!r}"
+            "data: a tokenizer must be an object, such as AutoTokenizer.from_pretrained(...), got "
+            f"{options['tokenizer']!r}"
         )
     column, length = _taken(columns, options["text"], part), options.get("length")
     lost = [row for row, text in enumerate(column) if not isinstance(text, str)]
@@ -274,7 +276,7 @@ def _features(
 
 
 def _column(values: Any, name: str, part: str, size: int | None, channels: int) -> np.ndarray:
-    """A column of images as float32 [n, C, H, W], any other as `numbers` gives it."""
+    """A column of images as float32 [n, C, H, W], any other as `numbers` returns it."""
     if len(values) and hasattr(values[0], "convert"):
         found = [fitted(image, size, channels) for image in values]
         if len({image.shape for image in found}) > 1:

@@ -65,8 +65,8 @@ def _check_names(names: Sequence[str]) -> None:
         if (other := seen.setdefault(plain, name)) != name:
             warnings.warn(
                 Notice(
-                    f"users {other!r} and {name!r} count as two: if they are one person, give them one name, because "
-                    "epsilon is stated for one of them"
+                    f"users {other!r} and {name!r} count as two users: if they are one person, use one name, because "
+                    "epsilon is stated for one user"
                 ),
                 stacklevel=2,
             )

@@ -73,11 +73,14 @@ def train(
     exact_sums: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Trained:
-    """Train a model with example-level privacy; its weights are changed in place.
+    """Train a model by DP-SGD: example-level privacy on one machine. The weights of `module` are changed in place.
 
-    Every step draws a Poisson batch at the rate of the facts, sums the batch's bounded gradients, charges the ledger,
-    adds the plan's noise, divides by the public q N and steps against the result. An empty batch also makes a step,
-    whose release is pure noise. (epsilon, delta) holds for adding or removing one example, given the ledger's total.
+    Each step draws a Poisson batch at the sampling rate q of the facts, sums the bounded gradients of its examples,
+    charges the ledger, adds the plan's noise, divides by the public q N and moves the weights against the result. An
+    empty batch also makes a step, which releases pure noise. The neighbouring relation is that of the facts, usually
+    adding or removing one example. The returned epsilon covers all charges on the ledger.
+
+    The example of `fedlgm.example_level.central` runs three steps.
 
     Args:
         module: float32 model without state between batches.
@@ -93,16 +96,16 @@ def train(
         progress: called with the number of every finished step.
 
     Raises:
-        ConfigError: the mechanism bounds clients, the facts have another sampling or trust, the population does not
-            match the data, or the module has no gradients per example.
+        ConfigError: the mechanism bounds clients; the facts do not have Poisson sampling and central trust; the
+            population is not the number of examples; or the module has no per-example gradients.
     """
     mechanism, facts = method.mechanism, method.facts
     trainer = ExampleTrainer(module, method.layers, mechanism, task=task, exact_sums=exact_sums)
     noised_by, drawn_by = facts.noised_by, facts.sampling.scheme
     if facts.steps or noised_by.uploads_released or not noised_by.alone or drawn_by != "poisson":
         raise ConfigError(
-            "train draws each step's examples by Poisson and adds the noise itself: it needs facts with Poisson "
-            "sampling and trust = 'central', and without local steps"
+            "train draws each step's examples by Poisson sampling and adds the noise itself: it needs facts with "
+            "sampling 'poisson' and trust = 'central', and without local steps"
         )
     if facts.sampling.population != len(y):
         raise ConfigError(f"the facts count {facts.sampling.population} examples, but the data have {len(y)}")

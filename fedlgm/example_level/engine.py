@@ -243,7 +243,7 @@ class ExampleGradients:
         ]
         if sites:
             shown = ", ".join(sites[:4]) + (f" and {len(sites) - 4} more" if len(sites) > 4 else "")
-            warnings.warn(Notice(f"generic per-example gradients, which are slower, for {shown}"), stacklevel=3)
+            warnings.warn(Notice(f"slower, generic per-example gradients are used for {shown}"), stacklevel=3)
 
     def _most(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> int:
         """Largest number of examples of a pass."""
@@ -267,8 +267,8 @@ class ExampleGradients:
         for gradient, slot in zip(found[1 + len(leaves) :], self._layers.slots(), strict=True):
             if gradient is not None:
                 raise ConfigError(
-                    f"the parameter {slot.name!r} is used outside the module that owns it, where its gradient per "
-                    "example is not seen: call the module instead, or keep such terms out of the loss"
+                    f"the parameter {slot.name!r} is used outside the module that owns it, where its per-example "
+                    "gradient cannot be computed: call the module instead, or keep such terms out of the loss"
                 )
         generic = iter(found[1 : 1 + len(leaves)])
         for site in self._sites:
@@ -322,7 +322,7 @@ class ExampleGradients:
                 )
             if not torch.allclose(one[0], other[0], rtol=1e-5, atol=1e-6, equal_nan=True):
                 raise ConfigError(
-                    f"examples influence each other before or in {name}: a clipped gradient per example does not exist"
+                    f"examples influence each other before or in {name}, so no example has a separate gradient"
                 )
         if self._shared:
             self._require_own_gradients(tuple(value[:2] for value in inputs), y[:2])
@@ -338,8 +338,8 @@ class ExampleGradients:
         tolerance = 1e-2 * apart.nan_to_num(0.0, 0.0, 0.0).norm(dim=1, keepdim=True)
         if bool(((together - apart).abs() > tolerance).any()):
             raise ConfigError(
-                f"the one row that {', '.join(sorted(self._shared))} gets for the whole batch does not reach every "
-                "example alike: give each example a row, as in positions.expand(len(x), -1)"
+                f"{', '.join(sorted(self._shared))} gets one row for the whole batch, which does not reach every "
+                "example alike: pass one row per example, as in positions.expand(len(x), -1)"
             )
 
     def _norms(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
@@ -391,7 +391,7 @@ def _require_pairs(inputs: tuple[Any, ...], y: Any) -> None:
     lengths = [values.shape[0] for values in (*inputs, y)]
     if len(set(lengths)) > 1:
         *first, last = map(str, lengths)
-        raise ConfigError(f"a batch has as many inputs as targets, got {', '.join(first)} and {last}")
+        raise ConfigError(f"a batch must have as many inputs as targets, got {', '.join(first)} and {last}")
 
 
 def _refuse_batch_norm(module: nn.Module) -> None:

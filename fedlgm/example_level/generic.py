@@ -117,7 +117,7 @@ class GenericSite:
                 grown = [i for i, (a, b) in enumerate(zip(one, two, strict=True)) if (a, b) == (1, 2)]
                 if len(grown) != 1 or len(one) != len(two):
                     raise ConfigError(
-                        f"{self.name or 'the module'} ({type(self.module).__name__}) gives {tuple(one)} for one "
+                        f"{self.name or 'the module'} ({type(self.module).__name__}) returns {tuple(one)} for one "
                         f"example and {tuple(two)} for two: it needs one dimension for the example"
                     )
                 axes.append(grown[0])

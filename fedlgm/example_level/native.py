@@ -22,7 +22,7 @@ from fedlgm.training.native.trainer import one_array, require_cpu, targets
 BLOCK_BYTES = 4 << 20
 """Gradients that are kept at a time; they should stay in the processor's cache."""
 BLOCK = 64
-"""Examples of a block at most."""
+"""Largest number of examples in a block."""
 
 
 class NativeExampleGradients:

@@ -19,7 +19,7 @@ class L2:
 
     Attributes:
         order: 1 or 2.
-        fused: whether the layers' rules give its amounts without every example's gradient.
+        fused: whether the layers' rules compute its amounts without forming every example's gradient.
 
     Example:
         >>> L2().of(L2().amounts(torch.tensor([[3.0, -4.0]]))).tolist()

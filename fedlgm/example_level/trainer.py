@@ -240,7 +240,7 @@ def local_steps(
     """
     steps = plan.facts.steps
     if steps is None:
-        raise ConfigError("local steps need a plan whose facts have them (facts.steps)")
+        raise ConfigError("local steps need a plan whose facts include them (facts.steps)")
     x, y, digest = data
     model = model.to(trainer.device)
     trainer.weights.copy_(model)

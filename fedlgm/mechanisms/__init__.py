@@ -73,7 +73,7 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
     """
     for known in filter(None, (kind, published)):
         if not (isinstance(known, type) and issubclass(known, Mechanism)):
-            raise ConfigError(f"a mechanism is a class derived from fedlgm.Mechanism, got {known!r}")
+            raise ConfigError(f"a mechanism must be a class derived from fedlgm.Mechanism, got {known!r}")
         if known.unit == "example" and not issubclass(known, BoundsExamples):
             raise ConfigError(f"a mechanism of unit 'example' must also be derived from BoundsExamples, got {known!r}")
     _enter(name, {"sound": kind, **({"published": published} if published else {})})

@@ -32,7 +32,7 @@ class AdaptiveAllocation(Mechanism):
 
     With x the last released model and d_j the size of layer j, the target of the shares is
 
-        t_j ~ s_j^2 d_j / ||x_j||^2,    that is sigma_j in proportion to ||x_j|| / sqrt(d_j),
+        t_j ~ s_j^2 d_j / ||x_j||^2,    that is sigma_j in proportion to ||x_j|| / sqrt(d_j).
 
     The noise is then equally large relative to every layer's weights. If p are the last round's shares, the next ones
     are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j / sqrt(p_j). The first round takes the

@@ -64,7 +64,8 @@ class Alternate(Bounded):
         found = {factor_of(slot.name) for slot in layer.slots}
         if len(found) > 1:
             raise ConfigError(
-                f"{self.name}: layer {layer.name!r} holds both factors of an adapter, or one and other parameters: use "
+                f"{self.name}: layer {layer.name!r} holds both factors of an adapter, or one factor and other "
+                "parameters: use "
                 "mechanism.group_by = 'factor', 'kind' or 'tensor'"
             )
         return found.pop()

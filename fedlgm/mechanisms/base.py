@@ -30,11 +30,11 @@ Variant = Literal["sound", "published"]
 
 @dataclass(frozen=True)
 class Mechanism:
-    """Base of all mechanisms.
+    """Base of all mechanisms. A mechanism decides the bounds and the noise of every round.
 
-    Subclasses are frozen dataclasses whose fields are the options of a recipe. `plan` must be pure: equal arguments
-    give equal plans, and no argument holds a client's data. Neighbouring relation and trust are those of the run's
-    facts.
+    A subclass is a frozen dataclass whose fields are its options in a recipe. It implements `plan`, which must be pure:
+    it returns equal plans for equal arguments, and none of its arguments holds private data. The neighbouring relation
+    and the trust model are those of the run's facts.
 
     Example:
         >>> import numpy as np
@@ -253,7 +253,7 @@ def require_mechanism(found: Any) -> Mechanism:
     if not isinstance(found, Mechanism) or not isinstance(getattr(found, "name", None), str):
         what = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
         raise ConfigError(
-            f"a mechanism is an object of a dataclass derived from fedlgm.Mechanism, made with its name, as in "
+            f"a mechanism must be an object of a dataclass derived from fedlgm.Mechanism, made with its name, as in "
             f"InverseSize('inverse-size'); got {what}"
         )
     return found

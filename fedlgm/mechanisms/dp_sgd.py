@@ -57,7 +57,8 @@ def example_plan(layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **r
     """
     if not facts.steps and (facts.noised_by.uploads_released or facts.sampling.scheme != "poisson"):
         raise ConfigError(
-            "an example-level step samples its examples by Poisson, and the server (trust = 'central') or each client "
+            "an example-level step draws its examples by Poisson sampling, and the server (trust = 'central') or "
+            "each client "
             "(facts.steps) adds the noise"
         )
     guarantee = Guarantee("proven", f"{reason}, {_EXACT}", unit="example")
@@ -94,7 +95,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
         super().__post_init__()
         if self.style in ("auto-s", "nsgd", "dp-psac"):
             name = "auto-s" if self.style == "nsgd" else self.style
-            raise ConfigError(f"{self.name}: {self.style!r} is a separate mechanism: mechanism.name = {name!r}")
+            raise ConfigError(f"{self.name}: {self.style!r} is a separate mechanism: set mechanism.name = {name!r}")
         check_known("style", self.style, _STYLES, self.name)
         check_known("allocation", self.allocation, allocations(), self.name)
         if self.style == "flat" and (self.allocation != "uniform" or self.clip != "eq"):

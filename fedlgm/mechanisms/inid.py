@@ -172,12 +172,14 @@ def _prepare(
         raise ConfigError(f"p must be finite and >= 1, got {p}")
     weight = np.ones_like(runs.values) if weights is None else np.asarray(weights, dtype=np.float64)
     if weight.shape != runs.values.shape:
-        raise ConfigError(f"weights must have shape {runs.values.shape}, one a scale, got {weight.shape}")
+        raise ConfigError(f"weights must have shape {runs.values.shape}, one per scale, got {weight.shape}")
     if not np.all(np.isfinite(weight)) or np.any(weight <= 0):
         raise ConfigError("weights must be finite and > 0; drop a coordinate whose error does not matter instead")
     peak = float(runs.values.max())
     if peak == 0:
-        warnings.warn("the sensitivity profile is zero everywhere: no noise is needed and none is given", stacklevel=4)
+        warnings.warn(
+            "the sensitivity profile is zero everywhere, so no noise is needed and all scales are zero", stacklevel=4
+        )
     relative = runs.values / (peak or 1.0)
     if np.any((relative == 0) & (runs.values > 0)):
         raise ConfigError("the non-zero sensitivities span more than the range of double precision")

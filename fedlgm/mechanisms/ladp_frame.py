@@ -55,8 +55,8 @@ def noise_constant(kind: Constant, epsilon: float, delta: float) -> float:
     reached = gaussian_delta(epsilon / value, epsilon)
     if reached > delta:
         raise PrivacyError(
-            f"constant = {kind!r} is false at (epsilon, delta) = ({epsilon:g}, {delta:g}): its noise reaches delta = "
-            f"{reached:.3g} only; take the other constant, a larger delta, or calibration = 'equal-total'"
+            f"constant = {kind!r} is false at (epsilon, delta) = ({epsilon:g}, {delta:g}): its noise reaches only "
+            f"delta = {reached:.3g}; use the other constant, a larger delta, or calibration = 'equal-total'"
         )
     return value
 

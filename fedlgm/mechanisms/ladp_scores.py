@@ -42,7 +42,7 @@ def kl_score(local: npt.ArrayLike | Tensor, reference: npt.ArrayLike | Tensor) -
     """
     a, b = _flat(local), _flat(reference)
     if a.shape != b.shape or a.numel() == 0:
-        raise ConfigError(f"kl_score takes two equally many weights, got {a.numel()} and {b.numel()}")
+        raise ConfigError(f"kl_score takes two models with equally many weights, got {a.numel()} and {b.numel()}")
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         return math.nan
     top = float(a.max())

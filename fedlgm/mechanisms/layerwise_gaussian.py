@@ -78,7 +78,9 @@ class LayerwiseGaussian(Bounded):
         check_share(self.name, quantile=self.quantile, quantile_share=self.quantile_share)
         check_fraction(self.name, floor=self.floor)
         if self.clip == "med" and self.norms == "stale" and self.floor == 0:
-            raise ConfigError(f"{self.name}: norms = 'stale' needs floor > 0: a layer may be only noise")
+            raise ConfigError(
+                f"{self.name}: norms = 'stale' needs floor > 0, because a released layer may hold only noise"
+            )
         check_figures(self.name, public_norms=self.public_norms)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:

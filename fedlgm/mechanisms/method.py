@@ -187,8 +187,8 @@ class Method:
         if not abs(cost - fixed) <= 1e-6 * fixed:
             raise PrivacyError(
                 f"{self.mechanism.name}: round {done + 1} costs {cost:.6g} releases at the run's multiplier, but "
-                f"its costs() say {fixed:.6g}: override costs where that is fixed before the run; past releases may "
-                "change how noise is spread, not how much of it there is"
+                f"its costs() say {fixed:.6g}: override costs() if the costs are fixed before the run; past releases "
+                "may change how noise is spread, but not how much noise there is"
             )
 
     def _refuse_protected(self, plan: ReleasePlan) -> None:

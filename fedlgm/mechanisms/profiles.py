@@ -39,7 +39,7 @@ class Profile:
         values = _vector(self.values)
         raw = np.asarray(self.counts)
         if raw.shape != values.shape:
-            raise ConfigError(f"a profile needs one count a run: {values.size} values, counts of shape {raw.shape}")
+            raise ConfigError(f"a profile needs one count per run: {values.size} values, counts of shape {raw.shape}")
         if not (np.issubdtype(raw.dtype, np.number) and np.all(np.isfinite(raw)) and np.all(raw == np.floor(raw))):
             raise ConfigError(f"counts of a profile must be whole numbers, got {raw.tolist()}")
         if np.any(raw < 1):

@@ -139,7 +139,9 @@ class LMDPSGD(_Reweighting):
         check_share(self.name, share=self.share)
         check_fraction(self.name, floor=self.floor)
         if self.weights != "public" and self.floor == 0:
-            raise ConfigError(f"{self.name}: weights = {self.weights!r} needs floor > 0: noise may hide a whole layer")
+            raise ConfigError(
+                f"{self.name}: weights = {self.weights!r} needs floor > 0, because noise may hide a whole layer"
+            )
         check_figures(self.name, strengths=self.strengths)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
@@ -172,9 +174,9 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
     Attributes:
         bound: option of `_Reweighting`, like `error_rates` and `emphasis`.
         weights: "risk" for Algorithm 1 (the layers' strength in the batch times ER_l^r), "bias" for the weights of
-            least bias (Appendix D.2; negative ones count as 0), or "bias-greatest-root" for those of another root of
-            the same equation, which the text does not exclude. There the bias is largest (weights by magnitude, since
-            all have the wrong sign). "bias" and "bias-greatest-root" do not use the error rates.
+            least bias (Appendix D.2; negative ones count as 0), or "bias-greatest-root" for the equation's greatest
+            root, which the text does not exclude. That root has the largest bias, and all of its weights have the wrong
+            sign, so their magnitudes are used. "bias" and "bias-greatest-root" do not use the error rates.
 
     Example:
         >>> from fedlgm import Sampling

@@ -174,14 +174,14 @@ def _made(
 ) -> Any:
     """Result of a function or class, called with the seed's random numbers."""
     if not callable(found):
-        raise ConfigError(f"model {label} is neither an nn.Module nor a class or function that gives one")
+        raise ConfigError(f"model {label} is neither an nn.Module nor a class or function that returns one")
     drawn = KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state()
     filled: dict[str, Any] = {"in_shape": tuple(in_shape), "classes": classes}
     if classes is None:
         stated = parameters_of(found).get("classes")
         if stated is not None and stated.default is inspect.Parameter.empty:
             raise ConfigError(
-                f"model {label} takes `classes`, the number of outputs, which neither the data nor the task say: "
+                f"model {label} takes `classes`, the number of outputs, which neither the data nor the task states: "
                 "override Task.outputs, or give the parameter a default"
             )
         if stated is not None:
@@ -205,8 +205,8 @@ def _require_inputs(name: str, in_shape: tuple[Any, ...], classes: int | None) -
 def _find(name: str) -> Any:
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".onnx")):
         raise ConfigError(
-            f"model {name!r} is the name of a file: pass the nn.Module; the weights of a public base in a safetensors "
-            "file are model.weights"
+            f"model {name!r} is the name of a file: pass the nn.Module; for the weights of a public base in a "
+            "safetensors file set model.weights"
         )
     if name not in _MODELS and ("/" in name or Path(name).is_dir()):
         raise ConfigError(

@@ -106,7 +106,9 @@ def adapt(
         unmet = [end for end in asked if not any(_ends(name, [end]) for name in names)]
         if unmet:
             layers = ", ".join(name for name, child in model.named_modules() if type(child) is nn.Linear)
-            raise ConfigError(f"adapters: {unmet[0]!r} ends no name of a layer of the model; linear layers: {layers}")
+            raise ConfigError(
+                f"adapters: no layer of the model has a name that ends in {unmet[0]!r}; linear layers: {layers}"
+            )
     if rank and not linear:
         raise ConfigError(f"adapters: {type(model).__name__} has no torch.nn.Linear to adapt")
     if not rank and not also:

@@ -35,7 +35,7 @@ def mlp(
         ConfigError: for a width below 1 or an unknown activation.
     """
     if not isinstance(hidden, Sequence) or any(not isinstance(width, int) or width < 1 for width in hidden):
-        raise ConfigError(f"hidden must be a list of integers >= 1 (one a hidden layer), got {hidden!r}")
+        raise ConfigError(f"hidden must be a list of integers >= 1 (one per hidden layer), got {hidden!r}")
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     width = math.prod(in_shape)
     for i, units in enumerate(hidden, start=1):

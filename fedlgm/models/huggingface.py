@@ -56,7 +56,7 @@ class HuggingFace(nn.Module):
         logits = getattr(model(**named), "logits", None)
         if not isinstance(logits, Tensor):
             raise ConfigError(
-                f"{type(unadapted(model)).__name__} gives no logits: use a class with a head, such as "
+                f"{type(unadapted(model)).__name__} returns no logits: use a class with a head, such as "
                 "AutoModelForSequenceClassification or AutoModelForCausalLM"
             )
         return logits

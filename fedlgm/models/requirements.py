@@ -110,9 +110,9 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
         # Sums may be added up in another order; what is remembered or drawn shows well above that.
         if not torch.allclose(one, again, rtol=1e-5, atol=1e-7, equal_nan=True):
             raise ConfigError(
-                "the model gives other outputs for the same inputs when it is called again: it remembers what it has "
-                "seen, which would carry one client's data into the next one's update, or it draws at random in "
-                "evaluation or by other means than PyTorch's, which no run could repeat"
+                "the model returns different outputs for the same inputs when it is called again: it remembers what "
+                "it has seen, which would carry one client's data into another's update, or it draws random numbers "
+                "in evaluation or without PyTorch, which no run could repeat"
             )
 
 
@@ -156,8 +156,8 @@ def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
             )
     if x is not None and draws_at_random(module, x):
         raise ConfigError(
-            "the model draws at random in training (functional dropout), which is not supported where single examples "
-            "are protected: leave it out"
+            "the model draws random numbers in training (functional dropout), which is not supported where single "
+            "examples are protected: leave it out"
         )
 
 

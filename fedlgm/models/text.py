@@ -72,7 +72,7 @@ class CausalAttention(nn.Module):
         self.mix = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, length, width] of the same."""
+        """Outputs [n, length, width] for inputs [n, length, width]."""
         length, width = x.shape[1], x.shape[2]
         query, key, value = (
             projection(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
@@ -98,7 +98,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, length, width] of the same."""
+        """Outputs [n, length, width] for inputs [n, length, width]."""
         x = x + self.attention(self.norm1(x))
         return x + self.contract(functional.gelu(self.expand(self.norm2(x))))
 

@@ -116,7 +116,7 @@ def calibrate(
     1.675
     """
     if steps == 0:
-        raise ConfigError("steps must be at least 1: there is nothing to calibrate for no release")
+        raise ConfigError("steps must be at least 1: without a release there is nothing to calibrate")
     return calibrate_levels(
         {1.0: steps}, epsilon, delta, sampling_rate=sampling_rate, relation=relation, accountant=accountant
     )

@@ -144,5 +144,5 @@ class Head(NamedTuple):
         """
         count, colon, value = text.partition(":")
         if not (colon and count.isdigit()):
-            raise LedgerError(f"{text!r} is not the head of a ledger: it reads COUNT:HASH")
+            raise LedgerError(f"{text!r} is not the head of a ledger, which has the form COUNT:HASH")
         return cls(int(count), value)

@@ -1,4 +1,4 @@
-"""Privacy loss distribution of one sampled Gaussian release on a grid, bit by bit that of `dp_accounting`.
+"""Privacy loss distribution of one sampled Gaussian release on a grid, equal bit by bit to that of `dp_accounting`.
 
 `dp_accounting` inverts the privacy loss at one point of the grid after another in Python. This module applies the same
 operations to all points at once, in a seventh of the time.

@@ -61,13 +61,14 @@ def caveat_of(noise_reproducible: bool) -> str:
 @named_arguments
 @dataclass(frozen=True)
 class Guarantee:
-    """Status of a privacy claim.
+    """The status of a privacy claim in words, which every output prints beside epsilon. No code branches on it.
 
     Attributes:
-        status: "proven", "conditional" (the reason gives the condition) or "none" (the reason says why).
-        reason: one sentence, which cites `docs/guarantees.md` by section if the claim fails.
-        unit: the unit by which neighbouring data sets differ.
-        relation: the neighbouring relation.
+        status: "proven", "conditional" (epsilon holds on a condition) or "none" (no epsilon is proven).
+        reason: one sentence: why the claim holds, its condition, or why it fails. If it fails, the sentence cites a
+            section of `docs/guarantees.md`.
+        unit: the data by which neighbouring data sets differ: "client", "example" or "user".
+        relation: the neighbouring relation: "add-remove", "replace-one" or "zero-out".
         trust: "central" (the server sees bounded contributions and adds the noise), "local" (each client adds its own
             noise) or "distributed" (clients add it in shares, and the server sees only the sum).
 
@@ -85,7 +86,7 @@ class Guarantee:
         for name, known in (("status", Status), ("relation", Relation), ("trust", Trust), ("unit", Unit)):
             check_known(name, getattr(self, name), known, "a guarantee")
         if not (isinstance(self.reason, str) and self.reason.isprintable()):
-            raise ConfigError(f"a guarantee's reason is text of one line, got {self.reason!r}")
+            raise ConfigError(f"a guarantee's reason must be one line of text, got {self.reason!r}")
 
     def sentence(self, *, noise_reproducible: bool) -> str:
         """The whole guarantee in one line, as every output prints it beside an epsilon.
@@ -116,7 +117,7 @@ class Guarantee:
         """Check that the guarantee's unit is the one that a mechanism's releases protect.
 
         Raises:
-            PrivacyError: the unit is another one.
+            PrivacyError: the units differ.
         """
         if self.unit != unit:
             raise PrivacyError(

@@ -1,7 +1,7 @@
 """The durable privacy ledger: an SQLite file that is charged before anything noisy leaves the process.
 
-Every row is one release. If a release is repeated after a crash with the same noise key and inputs, it gives the same
-bits and has one row; with fresh noise it has a second row. The ledger may show more than was released (after a crash
+Every row is one release. A release that is repeated after a crash with the same noise key and inputs has the same bits
+and the same row; with fresh noise it has a second row. The ledger may show more than was released (after a crash
 between charge and release), never less.
 
 In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a row's round is its position in the run,
@@ -43,7 +43,10 @@ SERVER = -1  # the releasing party under central trust; clients are numbered fro
 
 @named_arguments
 class Ledger:
-    """Append-only record of releases.
+    """Append-only record of releases on disk, from which epsilon is computed.
+
+    `charge` a release before anything noisy leaves the process, then `release` it. `epsilon(delta)` composes all rows.
+    The neighbouring relation and the unit are those of the charged plans (`protects`).
 
     Example:
         >>> import tempfile
@@ -169,8 +172,8 @@ class Ledger:
             own, theirs = (f"protects ({text})" if text else "states no protection" for text in (protects, other[0]))
             raise LedgerError(
                 f"the ledger {self.path} holds a release that {theirs}, but this one {own}: epsilons add up only if "
-                "both protect the same unit under the same relation; state it for both (protects), or "
-                "use another ledger"
+                "both protect the same unit under the same relation; state unit and relation for both (protects), "
+                "or use another ledger"
             )
 
     def owner(self) -> str:
@@ -201,7 +204,7 @@ class Ledger:
         name, value = f"the ledger {self.path}", digest("", self.owner())
         if owner is not None and owner != self.owner():
             raise LedgerError(
-                f"{name} belongs to another recipe than the one beside it: the recipe was changed after the run "
+                f"{name} does not belong to the recipe beside it: the recipe was changed after the run "
                 "started, or the file comes from another run"
             )
         heads, rounds = [value], set()
@@ -287,10 +290,10 @@ class Ledger:
     def claimed_epsilon(
         self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0
     ) -> float:
-        """Epsilon as the methods' authors would state it: naive sums if they sum naively, otherwise the charged one.
+        """Epsilon as the methods' authors would state it; without a claim, the charged epsilon.
 
-        A claim is {"epsilon": e} (adds up over a participant's rows) or {"event": ...} (composed by the accountant).
-        The arguments are those of `epsilon`.
+        A claim {"epsilon": e} is summed over a participant's rows; a claim {"event": ...} is composed by the
+        accountant. The arguments are those of `epsilon`.
         """
         query = f"SELECT client, event, claim, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event, claim"
         with self._translated():

@@ -1,4 +1,4 @@
-"""Numbers of arguments as Python's, which neither overflow nor have the precision of a smaller type."""
+"""Conversion of arguments to Python's numbers, which neither overflow nor have the precision of a smaller type."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Advert:
         """Refuse keys with which no other node can agree on a secret.
 
         Raises:
-            RunError: a key is of this kind.
+            RunError: one of the keys is such a key.
         """
         for key in self.keys:
             agreed(new_secret(), key)
@@ -249,7 +249,7 @@ def clients_of(raw: Any) -> tuple[int, ...]:
     """Client numbers in ascending order, each once.
 
     Raises:
-        RunError: the value is something else.
+        RunError: the value is not such a list.
     """
     if not isinstance(raw, Sequence) or isinstance(raw, str | bytes) or not all(type(one) is int for one in raw):
         raise RunError("a set of clients must be a list of whole numbers")

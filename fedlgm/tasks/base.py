@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PROBED = 2  # examples that show the shape of a model's outputs
 
 
-SUMMED = "; a loss of torch gives them with reduction='none'"
+SUMMED = "; a torch loss returns them with reduction='none'"
 """Reminder for a task that sums its losses, about a step that it may omit."""
 
 
@@ -123,8 +123,8 @@ class Task(ABC):
                 module.train(training)
             if not isinstance(outputs, Tensor):
                 raise ConfigError(
-                    f"the model must give one tensor, but it gives {type(outputs).__name__}: wrap it in a module that "
-                    "returns the one which the loss is computed on"
+                    f"the model must return one tensor, but it returns {type(outputs).__name__}: wrap it in a module "
+                    "that returns the tensor on which the loss is computed"
                 )
             self.check_outputs(outputs, y.to(device), data)
         self._check_figures(outputs.detach(), y.to(device))
@@ -276,9 +276,9 @@ def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
     for name, value in whole.items():
         if np.isfinite(value) and not np.isclose(value, parts[name], rtol=inputs.RELATIVE, atol=inputs.ABSOLUTE):
             raise ConfigError(
-                f"{label}: metric {name!r} is {value:.6g} over one batch and {parts[name]:.6g} over two of the same "
-                "examples: `sums` must give sums over examples, and `count` how many terms they have; a figure of the "
-                "whole set, such as AUC, is not such a mean: return it from `set_metrics`"
+                f"{label}: metric {name!r} is {value:.6g} over one batch and {parts[name]:.6g} over two batches of "
+                "the same examples: `sums` must return sums over examples, and `count` the number of their terms; a "
+                "figure of the whole set, such as AUC, is not such a mean: return it from `set_metrics`"
             )
 
 

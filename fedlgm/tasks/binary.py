@@ -53,7 +53,8 @@ class Binary(RealTargets):
             made_by = made_by.next_functions[0][0]
         if made_by is not None and made_by.name().startswith("Sigmoid"):
             raise ConfigError(
-                f"task {self.name!r}: the model gives probabilities: remove its last sigmoid, the loss takes logits"
+                f"task {self.name!r}: the model returns probabilities: remove its last sigmoid, because the loss "
+                "takes logits"
             )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:

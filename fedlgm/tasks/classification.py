@@ -57,7 +57,8 @@ class Classification(Task):
         sums = outputs.sum(1)
         if outputs.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-5):
             raise ConfigError(
-                f"task {self.name!r}: the model gives probabilities: remove its last softmax, the loss takes logits"
+                f"task {self.name!r}: the model returns probabilities: remove its last softmax, because the loss "
+                "takes logits"
             )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -93,7 +94,7 @@ def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
     """Targets as int64; see `Task.targets`."""
     if not (np.issubdtype(y.dtype, np.integer) or y.dtype == np.bool_):
         raise DataError(
-            f"task {task!r} needs integer targets (the number of a {what}), but the {part} targets are {y.dtype}: "
+            f"task {task!r} needs integer targets (each the number of a {what}), but the {part} targets are {y.dtype}: "
             "for real-valued targets use the task 'regression', for classes in floats or truth values give "
             "y.astype(int)"
         )

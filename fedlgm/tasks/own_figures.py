@@ -45,5 +45,5 @@ def own_figures(evaluate: Evaluate, round: int, module: nn.Module, taken: Collec
         if not isinstance(name, str) or not isinstance(value, Real) or not math.isfinite(value):
             raise ConfigError(f"evaluate must return finite numbers by name, got {name!r}: {value!r} in round {round}")
         if name in taken:
-            raise ConfigError(f"evaluate returns {name!r}, which the task also reports: give it another name")
+            raise ConfigError(f"evaluate returns {name!r}, which the task also reports: choose another name")
     return {name: float(value) for name, value in made.items()}

@@ -29,10 +29,10 @@ def checked(metrics: Any) -> dict[str, Metric]:
         fedlgm.errors.ConfigError: metrics['auc'] must be a function (outputs, targets) -> number, got 0.5
     """
     if not isinstance(metrics, Mapping):
-        raise ConfigError(f"metrics are a mapping {{name: function(outputs, targets)}}, got {metrics!r}")
+        raise ConfigError(f"metrics must be a mapping {{name: function(outputs, targets)}}, got {metrics!r}")
     for name, function in metrics.items():
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"metrics have names, got {name!r}")
+            raise ConfigError(f"the name of a metric must be a string, got {name!r}")
         if not callable(function):
             raise ConfigError(f"metrics[{name!r}] must be a function (outputs, targets) -> number, got {function!r}")
     return dict(metrics)
@@ -63,7 +63,7 @@ def over_the_set(
             value = function(outputs, targets)
             if getattr(value, "shape", ()) not in ((), (1,)):
                 raise ConfigError(
-                    f"{label} must give one number for the whole test set, but it gives {tuple(value.shape)}"
+                    f"{label} must return one number for the whole test set, but it returns {tuple(value.shape)}"
                 )
             found[name] = float(value)
         if finite and not math.isfinite(found[name]):

@@ -16,7 +16,7 @@ class _Proximal:
 
     def __init__(self, *arguments: Any, mu: float = 0.01, **options: Any) -> None:
         if not 0 <= mu < float("inf"):
-            raise ConfigError(f"trainer.mu = {mu} must be a finite number, at least 0")
+            raise ConfigError(f"trainer.mu = {mu} must be a finite number of at least 0")
         super().__init__(*arguments, **options)
         self._mu = mu
 

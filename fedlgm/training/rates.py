@@ -45,6 +45,6 @@ def factors(schedule: str, count: int, unit: str = "round") -> np.ndarray:
         with users_code(f"schedule {schedule!r}", made):
             value = made(number, count)
         if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
-            raise ConfigError(f"schedule {schedule!r} gives {value!r} in {unit} {number}: a factor is at least 0")
+            raise ConfigError(f"schedule {schedule!r} returns {value!r} for {unit} {number}: a factor is at least 0")
         found.append(float(value))
     return np.array(found)

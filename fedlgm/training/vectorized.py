@@ -160,8 +160,8 @@ class VectorizedTrainer:
             if self._proven or out_of_memory(error):
                 raise
             raise ConfigError(
-                "training.vectorize: this model and task cannot be trained many clients at once, use "
-                "training.vectorize = 'off' (a model of transformers may need attn_implementation=\"eager\", "
+                "training.vectorize: this model and task cannot train many clients at once: use training.vectorize = "
+                "'off' (a model of transformers may need attn_implementation=\"eager\", "
                 "use_cache=False and inputs without an attention mask): "
                 f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             ) from error

@@ -49,8 +49,8 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
         shapes = outline or data.outline(section.name, **section.reading) or _test_part(recipe)
         warnings.warn(
             Notice(
-                "no public examples are given: the advice is for synthetic ones of the same shape, which say how large "
-                "the layers' updates are and little about your task; pass --public (public=...)"
+                "no public examples are given: the advice rests on synthetic ones of the same shape, which show how "
+                "large the layers' updates are but little about your task; pass --public (public=...)"
             ),
             stacklevel=3,
         )
@@ -90,8 +90,8 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
         return None, None
     if callable(given) and not isinstance(given, DataSet | Mapping):
         raise DataError(
-            "data: this function would also return private examples, so it is not called: give {'test': (x, y)}, or "
-            "leave data out and give public examples"
+            "data: this function would also return private examples, so it is not called: pass {'test': (x, y)}, or "
+            "leave data out and pass public examples"
         )
     if isinstance(given, DataSet):
         clients = _number(given.clients, given.train_user)
@@ -131,13 +131,13 @@ def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
         if same or public == own:
             raise DataError(
                 f"public: {public!r} holds the training examples of the recipe ([data] is {own!r}), which are private: "
-                "give another set, a half that is declared public, such as digits/public with data.name = "
-                "'digits/private', or test"
+                "give another set, a half that is declared public (such as digits/public with data.name = "
+                "'digits/private'), or test"
             )
         return
     pairs = product(_training(private), _training(public)) if private is not None else ()
     if any(one is other or _share_memory(one, other) for one, other in pairs):
-        raise DataError("public: these are the training examples of data, which are private: give others, or 'test'")
+        raise DataError("public: these are the training examples of data, which are private: pass others, or 'test'")
 
 
 def _training(given: Any) -> list[Any]:

@@ -39,7 +39,7 @@ from simulations.figures import Figures
 RULES = tuple(rule for rule in allocation.names() if rule != "max-snr-sum")
 """The scored allocations. max-snr-sum releases only one layer, which the score of a single round cannot judge."""
 STAGES = (0.3, 0.6, 0.9)
-"""The scored models, by the share of the warm-up's total decrease of the held-out loss that they have reached."""
+"""Stages of the warm-up whose models are scored, as shares of its total decrease of the held-out loss."""
 _AT_CHANCE = 0.95  # share of the loss of a constant prediction that a warm-up has to get below
 
 
@@ -201,8 +201,8 @@ def _stages(
         traces.append(found.traces)
     if not rows:
         raise ConfigError(
-            "the clients' mean update does not lower the loss on public examples at any model of the warm-up: give "
-            "more public examples, or a smaller learning rate"
+            "the clients' mean update never lowers the loss on public examples, at any model of the warm-up: pass more "
+            "public examples, or use a smaller learning rate"
         )
     together = torch.cat(norms)
     median, mean_traces = together.nanmedian(dim=0).values, np.mean(traces, axis=0)
@@ -239,9 +239,9 @@ def _refuse_chance(found: DataSet, start: float, least: float) -> None:
     chance, whose = min((constant, "a constant prediction"), (start, "the initial model"))
     if not least < _AT_CHANCE * chance:
         raise ConfigError(
-            f"the warm-up is at chance: the loss on public examples is {least:.4g} at its best, that of {whose} "
-            f"{chance:.4g}; there is no advice from such a model: give more or other public examples, "
-            "another learning rate or a model that learns faster, or, if clients are the unit, let them choose: "
+            f"the warm-up is at chance: the loss on public examples is {least:.4g} at its best, and {chance:.4g} for "
+            f"{whose}; such a model allows no advice: pass more or other public examples, or use another "
+            "learning rate or a model that learns faster; if clients are the unit, they may choose: "
             "mechanism.name = 'voted-filling'"
         )
 

@@ -60,6 +60,8 @@ def facts_for(recipe: Recipe, examples: int | None) -> RunFacts:
     """The run's facts at the multiplier of its budget."""
     unit = recipe.protects
     if unit.counts_examples(recipe) and examples is None:
-        raise ConfigError("examples: a step's rate is batch_size over the number of training examples: give it")
+        raise ConfigError(
+            "examples: a step's sampling rate is batch_size over the number of training examples: pass that number"
+        )
     facts = facts_of(recipe, (examples or 0) if unit.counts_examples(recipe) else 0)
     return unit.calibrated(mechanisms.get(unit.flat), facts)

@@ -45,7 +45,8 @@ class Units(ABC):
         self.x = inputs.tensors(assembly.dataset.train_x)
         self.y = torch.from_numpy(assembly.dataset.train_y)
         self.warming = len(self.y) * 2 // 5
-        """The first so many examples are the warm-up's; the others are the units', new to the model as in a run."""
+        """Number of examples for the warm-up, taken first. The units have the others, which are new to the model, as in
+        a run."""
 
     @abstractmethod
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:

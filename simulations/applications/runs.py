@@ -46,7 +46,7 @@ _PUBLIC_FACTS = (
     "every release is a sum of clipped derivatives plus noise; it holds if the number of rows, the scaling of features "
     "and targets and the smoothness constants are public, and here they come from the data"
 )
-_PUBLIC_ROWS = "it holds if the number of rows is public: it is printed, and delta may follow from it"
+_PUBLIC_ROWS = "it holds if the number of rows is public: the number is printed, and delta may follow from it"
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ def _other_unit(people: Population) -> list[str]:
     attacked, protected = people.pool.unit, people.results[0].get("unit", people.pool.unit)
     if attacked == protected:
         return []
-    remedy = f": --unit {protected} attacks those" if protected in UNITS else ""
+    remedy = f"; for figures about {protected}s use --unit {protected}" if protected in UNITS else ""
     return [f"the epsilon protects {protected}s, these figures are about {attacked}s{remedy}"]
 
 

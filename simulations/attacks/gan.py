@@ -112,8 +112,8 @@ def attack(
     assembly = target.assembly(reconstructs=True)
     if target.folder is not None and target.recipe.run.seed is None:
         raise RunError(
-            f"{target.folder.path} has no seed and keeps only its last models: the attack watches every round, so give "
-            f"the recipe ({target.folder.recipe_file}), whose federation is then run again with fresh noise"
+            f"{target.folder.path} has no seed and keeps only its last models: the attack watches every round, so "
+            f"pass the recipe ({target.folder.recipe_file}), whose federation is then run again with fresh noise"
         )
     data, partition = Images.of(assembly.dataset), assembly.partition
     own = partition[len(partition) - 1]

@@ -57,7 +57,7 @@ class Attacks:
 
     @classmethod
     def parse(cls, text: str, inception: Path | None = None) -> Attacks:
-        """The attacks of "membership,inversion,gan:3:9".
+        """The attacks that a text such as "membership,inversion,gan:3:9" names.
 
         Args:
             text: names, separated by commas.
@@ -73,7 +73,7 @@ class Attacks:
             check_known("attack", name, Attack, "--attacks")
             if (name == "gan") != bool(classes) or not all(classes):
                 raise ConfigError(
-                    f"--attacks: {part!r}: 'gan' takes the classes to reconstruct, as in gan:3:9, others none"
+                    f"--attacks: {part!r}: 'gan' takes the classes to reconstruct, as in gan:3:9; the others take none"
                 )
             names.append(name)  # type: ignore[arg-type]
             labels += classes

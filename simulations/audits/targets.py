@@ -150,8 +150,8 @@ def audit_run(
     if objects and not given:
         names = ", ".join(what for what in objects if what in vars(given))
         raise RunError(
-            f"{run} was given Python objects ({names}), which a run folder does not hold: audit it in "
-            f"Python, with simulations.resume({str(run)!r}, ...).audit() and those objects in place of the dots"
+            f"{run} was given Python objects ({names}), which a run folder does not hold: audit it in Python with "
+            f"simulations.resume({str(run)!r}, ...).audit(), passing those objects in place of the dots"
         )
     assembly = Assembly(folder.recipe(), given)
     folder.provenance.check_objects(given.fingerprints(assembly.module(), assembly.partition) if given else {})
@@ -211,7 +211,7 @@ def _replayed(
     named = Check(
         "noise on the ledger",
         unknown == 0,
-        f"{unknown} rounds drew noise that the ledger does not name" if unknown else "it names every round's noise",
+        f"{unknown} rounds drew noise that is missing from the ledger" if unknown else "it names every round's noise",
     )
     return dataclasses.replace(found, checks=(*checks(probe(subject)), *found.checks, named))
 

@@ -133,8 +133,8 @@ class Assembly:
                 return module
             if self.recipe.task.name == "next-token" and not Path(section.weights).exists():
                 raise ConfigError(
-                    f"there is no file {section.weights}: `fedlgm pretrain {self.recipe.name}` in its folder trains "
-                    "this base on public text"
+                    f"there is no file {section.weights}: run `fedlgm pretrain {self.recipe.name}` in its folder to "
+                    "train this base on public text"
                 )
             return models.load_weights_(module, section.weights)
 

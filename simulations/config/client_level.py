@@ -63,7 +63,8 @@ class ClientLevel(UnitKind):
             )
         if local and privacy.max_participations is None:
             raise ConfigError(
-                f"privacy.max_participations is needed under {privacy.trust} trust: every participation costs"
+                f"privacy.max_participations is needed under {privacy.trust} trust, because every participation "
+                "costs privacy"
             )
 
     def _check_separation(self, recipe: Recipe) -> None:
@@ -85,7 +86,7 @@ class ClientLevel(UnitKind):
         if delta >= 1 / count and recipe.mechanism.name != "none":
             warnings.warn(
                 f"privacy.delta = {delta:g} is not below 1/{count}, one over the number of {unit}s: such a guarantee "
-                f"allows one {unit} to be given away entirely",
+                f"permits the full publication of one {unit}'s data",
                 stacklevel=3,
             )
 

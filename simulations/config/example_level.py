@@ -60,7 +60,7 @@ class ExampleLevel(UnitKind):
                 "privacy.noise",
                 budget.noise,
                 "independent",
-                "steps sample examples by Poisson, which correlated noise cannot use",
+                "steps draw Poisson samples of examples, which correlated noise cannot use",
             ),
             ("federation.sampling", federation.sampling, "poisson", "cohorts of a fixed size protect only clients"),
         ):
@@ -90,7 +90,7 @@ class ExampleLevel(UnitKind):
         if training.epochs != 1:
             raise ConfigError(
                 "training.epochs: a round is one step here: leave epochs out and set federation.rounds to the number "
-                "of steps; an epoch is (number of examples) / training.batch_size of them"
+                "of steps; an epoch takes (number of examples) / training.batch_size steps"
             )
         if federation.server_optimizer in ("momentum", "adam", "yogi") or federation.server_lr != 1:
             raise ConfigError(
@@ -161,7 +161,7 @@ class ExampleLevel(UnitKind):
         if recipe.privacy.delta >= 1 / examples:
             warnings.warn(
                 f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{examples}, one over the number of "
-                "examples: such a guarantee allows one example to be given away entirely",
+                "examples: such a guarantee permits the full publication of one example",
                 stacklevel=2,
             )
 
@@ -189,11 +189,12 @@ def _remedy(mechanism: Mechanism, facts: RunFacts) -> str:
         except PrivacyError:
             rounds //= 2
             continue
-        return f"federation.rounds = {rounds} would do, with a noise multiplier of {multiplier:.4g}"
+        return f"federation.rounds = {rounds} would suffice, with a noise multiplier of {multiplier:.4g}"
     _, delta = facts.budget()
     rate, kind = facts.accounted_rate, facts.accountant
     least = privacy.epsilon(_HUGE, delta, steps=1, sampling_rate=rate, relation=facts.relation, accountant=kind)
     return (
-        f"no number of steps would do: the least epsilon that the {kind} accountant shows at this delta is {least:.4g}"
+        f"no number of steps would meet the budget: the least epsilon that the {kind} accountant shows at this delta "
+        f"is {least:.4g}"
         "; raise privacy.epsilon or privacy.delta" + (", or use privacy.accountant = 'pld'" if kind == "rdp" else "")
     )

@@ -1,4 +1,4 @@
-"""Values to try by recipe key, from texts of the command line or lists of Python values."""
+"""Values to try, by recipe key, from the command line or from lists of Python values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def parsed(texts: Iterable[str], option: str = "--grid") -> dict[str, list[Any]]
         option: the command's option, for messages.
 
     Raises:
-        ConfigError: a text has another form, or a key is given twice.
+        ConfigError: a string is malformed, or a key is given twice.
 
     Example:
         >>> parsed(["mechanism=uniform,ladp:published", "privacy.epsilon=8,2", "model.hidden=[8],[16, 8]"])
@@ -49,7 +49,7 @@ def listed(name: str, values: Any, least: int = 1) -> list[Any]:
 
     Args:
         name: name of the values' key, for the message.
-        values: any iterable except a text or a mapping.
+        values: any iterable except a string or a mapping.
         least: least number of values.
 
     Raises:
@@ -63,5 +63,5 @@ def listed(name: str, values: Any, least: int = 1) -> list[Any]:
     found = list(values) if several else []
     if len(found) < least:
         wanted = "a list of values" if least == 1 else f"a list of at least {least} values"
-        raise ConfigError(f"{name} is {wanted}, got {values!r}")
+        raise ConfigError(f"{name} must be {wanted}, got {values!r}")
     return [value.item() if hasattr(value, "item") else value for value in found]

@@ -1,4 +1,4 @@
-"""Changes of a recipe's plain values, from texts of the command line or from Python values."""
+"""Changes of a recipe's plain values, from the command line or from Python values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulations.config.messages import OPTIONS, SECTIONS
 from simulations.config.named_sections import READING
 
 Overrides = Iterable[str] | Mapping[str, Any]
-"""Changes of a recipe's values: "section.key=value" texts, or {"section.key": value}."""
+"""Changes of a recipe's values: "section.key=value" strings, or {"section.key": value}."""
 
 _SIZES = frozenset({"rate", "cohort"})
 _NAMING = {"mechanism": "name", "model": "name", "task": "name", "trainer": "name", "data": "partition"}
@@ -34,7 +34,7 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
             mapping {"section.key": value}, in which None removes a value.
 
     Raises:
-        ConfigError: a text has another form, or a value replaces a section.
+        ConfigError: a string is malformed, or a value replaces a section.
 
     Example:
         >>> from simulations.config.recipe import read
@@ -75,7 +75,7 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
     """(path, value) of each override; the value None removes the key.
 
     Raises:
-        ConfigError: an override has no path, or is not text.
+        ConfigError: an override has no path, or is not a string.
 
     Example:
         >>> list(settings(["privacy.epsilon=2", "run.seed=none"]))
@@ -92,10 +92,14 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(overrides, str) or not isinstance(overrides, Iterable):
         kind = type(overrides).__name__
-        raise ConfigError(f"overrides are a list of 'section.key=value' or a mapping, got {kind}: {overrides!r}")
+        raise ConfigError(
+            f"overrides must be a list of 'section.key=value' strings or a mapping, got {kind}: {overrides!r}"
+        )
     for text in overrides:
         if not isinstance(text, str):
-            raise ConfigError(f"overrides are a list of 'section.key=value' or a mapping, got {text!r} in it")
+            raise ConfigError(
+                f"overrides must be a list of 'section.key=value' strings or a mapping, got {text!r} in the list"
+            )
         path, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not path:
             raise ConfigError(f"--set and overrides take section.key=value, got {text!r}")

@@ -51,7 +51,7 @@ class Own:
         trainer: a class or function (module, layers, settings, *, device, task) -> `fedlgm.training.Trainer`.
         metrics: functions (outputs, targets) of the whole test set, by name. They measure a run without changing it,
             so a resumed run may have others.
-        evaluate: (round, module) -> figures of the released model by name; a resumed run may have another.
+        evaluate: (round, module) -> figures of the released model by name; a resumed run may have a different function.
     """
 
     model: Any = None
@@ -201,7 +201,7 @@ def own_of(values: Mapping[str, Any]) -> Own:
     if isinstance(values.get("model"), list | tuple):
         raise ConfigError(
             f"model {type(values['model']).__name__!r} is neither an nn.Module nor a class or function that gives one: "
-            "join layers in nn.Sequential; a study compares several models, grid={'model': [...]}"
+            "join layers in nn.Sequential; to compare several models use a study with grid={'model': [...]}"
         )
     own = Own(**values).loaded()
     if own.evaluate is not None and not callable(own.evaluate):

@@ -75,7 +75,7 @@ class Recipe(Section):
         if isinstance(obj, cls):
             return obj
         if not isinstance(obj, Mapping) or not all(isinstance(key, str) for key in obj):
-            raise ConfigError(f"a recipe's values are a mapping of its sections, got {obj!r}")
+            raise ConfigError(f"a recipe's values must be a mapping of its sections, got {obj!r}")
         return cls(**obj)
 
     @model_validator(mode="after")
@@ -257,7 +257,8 @@ def read(recipe: str | Path | None = None) -> dict[str, Any]:
         meant = "data=" if isinstance(recipe, dict) and "train" in recipe else "overrides="
         meant = "model=" if hasattr(recipe, "state_dict") else meant
         raise ConfigError(
-            f"the first argument is a recipe's name or file, got {type(recipe).__name__}: name what it is, {meant}..."
+            f"the first argument must be a recipe's name or file, got {type(recipe).__name__}: pass this by name, "
+            f"{meant}..."
         )
     return _read(_locate(DEFAULT if recipe is None else str(recipe)), depth=0)
 

@@ -74,8 +74,8 @@ class Federation(Section):
     def _weights_are_uniform(cls, value: object) -> object:
         if value == "num-examples":
             raise ValueError(
-                "weights by example counts let one client's weight exceed its bound and reveal its size: use equal "
-                "weights, 'uniform'"
+                "weights by example counts let a client's contribution exceed its bound and reveal its size: use "
+                "equal weights, 'uniform'"
             )
         return value
 
@@ -95,14 +95,14 @@ class Federation(Section):
             if max(self.users) >= self.participants:
                 raise ValueError("users are numbered from 0, and each of them has a client")
         if self.participants > self.clients:
-            raise ValueError(f"users = {self.users} is more than the {self.clients} clients there are")
+            raise ValueError(f"users = {self.users} is more than the {self.clients} clients")
         if self.clients == 1 and self.rate is None and self.cohort is None:
             return self
         if (self.rate is None) == (self.cohort is None):
             raise ValueError("give exactly one of rate (share of clients) and cohort (number of clients)")
         who = "clients" if self.users is None else "users"
         if self.cohort is not None and self.cohort > self.participants:
-            raise ValueError(f"cohort = {self.cohort} is more than the {self.participants} {who} there are")
+            raise ValueError(f"cohort = {self.cohort} is more than the {self.participants} {who}")
         return self
 
     @property

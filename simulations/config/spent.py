@@ -47,7 +47,7 @@ def method_beside(
     epsilon, delta = facts.budget()
     if facts.noised_by.uploads_released or facts.run is not None:
         raise ConfigError(
-            "data: its private statistics are charged together with rounds that a trusted server noises: use "
+            "data: their private statistics are charged together with rounds that a trusted server noises: use "
             "privacy.trust = 'central' and privacy.noise = 'independent', or standardise with public figures"
         )
     left, found = epsilon - spent.epsilon(_SHARE * delta, facts.accountant), None
@@ -58,13 +58,14 @@ def method_beside(
         plan = method.plan(start)
         if plan.protects != spent.protects:
             raise ConfigError(
-                f"data: its private statistics protect ({spent.protects}), but the run protects ({plan.protects}): "
+                f"data: their private statistics protect ({spent.protects}), but the run protects ({plan.protects}): "
                 f"their epsilons do not add up; {_remedy(plan)}"
             )
         if spent.clients and division != spent.division:
             raise ConfigError(
-                f"data: its private statistics protect {spent.clients} clients as the data name them, but this run's "
-                f"clients hold other data: use data.partition = 'natural', federation.clients = {spent.clients} and "
+                f"data: their private statistics protect the {spent.clients} clients that the data name, but this "
+                "run's clients hold other data: use data.partition = 'natural', federation.clients = "
+                f"{spent.clients} and "
                 "the users that were passed to standardise"
             )
         above = composed_epsilon([*spent.events, *_rounds(method, plan)], delta, facts.accountant) - epsilon
@@ -76,7 +77,7 @@ def method_beside(
     if found is not None:
         return found
     raise PrivacyError(
-        f"data: its private statistics cost epsilon = {spent.epsilon(delta, facts.accountant):.4g} of "
+        f"data: their private statistics cost epsilon = {spent.epsilon(delta, facts.accountant):.4g} of "
         f"privacy.epsilon = {epsilon:g} and leave too little for the training: raise privacy.epsilon, or standardise "
         "with a smaller epsilon and a new ledger"
     )
@@ -96,7 +97,7 @@ def require_planned(method: Method, plan: ReleasePlan) -> None:
     cost = composed_epsilon(_rounds(method, plan), delta, method.facts.accountant)
     if not cost <= epsilon * _ROUNDING:
         raise ConfigError(
-            f"run.patience: a run that its results end states the epsilon of all its rounds, which is {cost:.4g} with "
+            f"run.patience: a run that stops early has the epsilon of all its rounds, which is {cost:.4g} with "
             f"this mechanism's noise, but privacy.epsilon is {epsilon:g}: raise it, or leave run.patience out"
         )
 

@@ -31,7 +31,7 @@ class UnitKind:
         verb: verb for the unit's mechanisms in messages.
         flat: the mechanism with the same noise in every coordinate.
         mechanisms: unit for which its mechanisms are made.
-        redraws: whether a round that is made again may draw other participants than before.
+        redraws: whether a repeated round may draw different participants.
         of_users: whether a unit is a user with all of the user's clients.
     """
 

@@ -30,14 +30,16 @@ class UserLevel(ClientLevel):
     def check(self, recipe: Recipe) -> None:
         """See `UnitKind.check`."""
         if recipe.federation.users is None:
-            raise ConfigError("privacy.unit = 'user' needs federation.users: the user of each client, or their number")
+            raise ConfigError(
+                "privacy.unit = 'user' needs federation.users: the user of each client, or the number of users"
+            )
         if recipe.noised_by.uploads_released:
             raise ConfigError(
                 "privacy.unit = 'user' needs privacy.trust = 'central': a client that noises its own update does not "
                 "see those of its user's other clients"
             )
         if recipe.mechanism.variant != "sound":
-            raise ConfigError("privacy.unit = 'user' is for variant = 'sound': a published variant looks at clients")
+            raise ConfigError("privacy.unit = 'user' is for variant = 'sound': a published variant plans from clients")
         if recipe.run.audit:
             raise ConfigError("run.audit: canaries stand for clients: leave it out with privacy.unit = 'user'")
         super().check(recipe)
@@ -62,7 +64,7 @@ class UserLevel(ClientLevel):
         """See `UnitKind.check_nodes`."""
         raise ConfigError(
             "privacy.unit = 'user' is for simulations: a user's updates are averaged before they are bounded, and a "
-            "real node sees its own alone. Where one node holds all data of a user, use privacy.unit = 'client'"
+            "real node sees only its own. Where one node holds all data of a user, use privacy.unit = 'client'"
         )
 
     def words(self, assembly: Assembly) -> str:

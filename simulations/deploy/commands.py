@@ -127,8 +127,8 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
     gone = [node["name"] for node in found["nodes"] if node["online"] and not node["supernode"]]
     if gone:
         _out.print(
-            f"{listed(gone)}: no SuperNode that `up` started runs here; the SuperLink counts a killed one as connected "
-            f"until it has heard nothing from it for {2 * HEARTBEAT_S} s",
+            f"{listed(gone)}: none of the SuperNodes that `up` started runs here; the SuperLink counts a killed "
+            f"SuperNode as connected until it has heard nothing from it for {2 * HEARTBEAT_S} s",
             markup=False,
         )
     for run_ in found["runs"]:

@@ -203,8 +203,8 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = 
     before = next((node for node in enrolled if node.client == entry.client), None)
     if before not in (None, entry) and not replace:
         raise ConfigError(
-            f"client {before.client} is {before.name} already, with other keys or under another name; to put the node "
-            f"of {public} in its place: --replace"
+            f"client {before.client} is {before.name} already, with other keys or under another name; pass --replace "
+            f"to put the node of {public} in its place"
         )
     others = [node for node in enrolled if node.client != entry.client]
     draft = folder.enrolment_file.with_suffix(".draft")

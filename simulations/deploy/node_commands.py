@@ -87,7 +87,7 @@ def init(
         print_json({"folder": str(folder), **made.public()})
         return
     _out.print(f"made {folder}: read and edit {made.policy_file}, then `fedlgm node serve {folder}`", markup=False)
-    _out.print(f"give {made.public_file} to the server's operator; back up {folder / 'state'} as one", markup=False)
+    _out.print(f"send {made.public_file} to the server's operator; back up {folder / 'state'} as a whole", markup=False)
 
 
 @app.command()
@@ -197,6 +197,6 @@ def _kind(data: Path) -> str:
     if "idx" in data.name or "ubyte" in data.name:
         return "idx"
     raise ConfigError(
-        f"--data: {data.name} is none of .npz, .npy, .parquet, IDX (as in images-idx3-ubyte) and a folder of images: "
-        "convert it (pandas.read_csv(...).to_parquet(...)), or read it by your own function (--kind loader)"
+        f"--data: {data.name} is not .npz, .npy, .parquet, IDX (as in images-idx3-ubyte) or a folder of images: "
+        "convert it (pandas.read_csv(...).to_parquet(...)), or read it with your own function (--kind loader)"
     )

@@ -97,7 +97,7 @@ def _check_ports(settings: Settings, running: Iterable[str]) -> None:
         if role not in running and taken(port):
             raise RunError(
                 f"port {port} of 127.0.0.1, which {role} needs, is in use by another program: stop that program, or "
-                "make the deployment again in another folder, with other ports"
+                "create the deployment again in another folder, with other ports"
             )
 
 
@@ -109,7 +109,7 @@ def down(folder: DeploymentFolder) -> int:
 def status(folder: DeploymentFolder) -> dict[str, Any]:
     """Running processes, connected nodes, each node's remaining budget, and the runs.
 
-    Of each node in `nodes`, `service`, `supernode` and `executor` say whether these processes run on this machine;
+    For each node in `nodes`, `service`, `supernode` and `executor` say whether these processes run on this machine;
     `online` whether the SuperLink counts the node as connected (None if its SuperNode has no id so far), and `since`
     the UTC time since which this has been so (None if it has never been connected). The service's own figures cover
     the data set's whole life, and are None if the service does not answer; `problem` then says why.
@@ -147,7 +147,7 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
 
 
 def hello(folder: DeploymentFolder, name: str) -> dict[str, Any]:
-    """Statement of a node's service on this machine about its budget; without one `ok` is False, `why` the reason."""
+    """The budget of a node on this machine, as its service states it. Without one `ok` is False, `why` says why."""
     try:
         header, _ = frames.exchange(str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60)
     except RunError as error:
@@ -236,7 +236,7 @@ def _recorded(folder: DeploymentFolder) -> dict[str, _Known]:
     if not folder.processes_file.is_file():
         return {}
     kind = dict[str, Annotated[list[float], Field(min_length=3, max_length=3)]]
-    found = read_json(folder.processes_file, kind, "delete it, and what `up` started is found without it")
+    found = read_json(folder.processes_file, kind, "delete it: the processes that `up` started are found without it")
     return {role: (int(pid), born, int(since)) for role, (pid, born, since) in found.items()}
 
 

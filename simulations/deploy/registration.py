@@ -85,19 +85,19 @@ class Registration(BaseModel):
     def problem(self, question: Question) -> str:
         """The reason why a question does not belong to this run; empty if it does."""
         if not 1 <= question.round <= len(self.multipliers):
-            return f"the run has {len(self.multipliers)} rounds, there is no round {question.round}"
+            return f"the run has {len(self.multipliers)} rounds and no round {question.round}"
         if not 0 <= question.client < self.clients:
-            return f"the run has {self.clients} clients, there is no client {question.client}"
+            return f"the run has {self.clients} clients and no client {question.client}"
         if canonical(question.work) != canonical(self.work):
-            return "nodes are asked for other work than was registered"
+            return "nodes are asked for work that was not registered"
         try:
             plan = ReleasePlan.from_json(LayerTable.from_sizes(self.layers), question.plan)
         except (FedlgmError, ValueError, TypeError, RecursionError) as error:
             return f"its plan cannot be read: {error}"[:300]
         if not plan.protected or canonical(plan.facts.to_dict()) != canonical(self.facts):
-            return "its plan is of another run: the facts in it are not those that were registered"
+            return "its plan belongs to another run: its facts are not those that were registered"
         if (plan.family, plan.bounded_by) != (self.family, self.bounded_by):
-            return "its plan bounds or noises otherwise than was registered"
+            return "its bounds or noise are not those that were registered"
         least = self.multipliers[question.round - 1]
         if not plan.effective_multiplier >= least * _ROUNDING:
             return f"its plan has a noise multiplier of {plan.effective_multiplier:.6g}, {least:.6g} was registered"

@@ -73,13 +73,13 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
         raise ConfigError("federation.dropout and federation.stragglers are simulated: set both to 0 for real nodes")
     if recipe.mechanism.variant != "sound":
         raise ConfigError(
-            f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make sound releases "
-            "only: leave it out"
+            f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make only sound "
+            "releases: leave it out"
         )
     if recipe.model.adapters is not None and recipe.model.weights is None:
         raise ConfigError(
-            "model.adapters: nodes must have the same frozen base: name its file as model.weights, and its SHA-256 in "
-            "every node's policy, [allow] weights"
+            "model.adapters: all nodes must have the same frozen base: name its file in model.weights, and its "
+            "SHA-256 in every node's policy ([allow] weights)"
         )
     if test and run.seed is None:
         raise ConfigError("a test deployment needs run.seed, the seed that its nodes were made with")
@@ -218,7 +218,7 @@ def _work_in(directory: str) -> None:
         os.chdir(directory)
     except OSError as error:
         raise ConfigError(
-            f"{directory}, where `fedlgm deploy run` was typed, is closed to the user that runs ServerApps: type it "
+            f"{directory}, where `fedlgm deploy run` was called, is closed to the user that runs ServerApps: call it "
             f"in a folder that this user can enter ({error.strerror})"
         ) from error
 

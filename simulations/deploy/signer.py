@@ -144,9 +144,7 @@ class _Connection(socketserver.StreamRequestHandler):
 
     def _answer(self, header: dict[str, Any]) -> dict[str, Any]:
         if header.get("protocol") != protocol.PROTOCOL or header.get("ask") not in ("sign", "unused"):
-            raise RunError(
-                f"a signer of protocol {protocol.PROTOCOL} signs questions and names registered runs, nothing else"
-            )
+            raise RunError(f"a signer of protocol {protocol.PROTOCOL} only signs questions and names registered runs")
         if header["ask"] == "unused":
             return {"ok": True, "runs": self._signer.unused(_Unused.model_validate(header).stem)}
         given = _Ask.model_validate(header)

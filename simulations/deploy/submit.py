@@ -47,11 +47,13 @@ def run(
     if recipe.federation.clients != clients:
         say(f"federation.clients = {clients}: the enrolled nodes")
     if recipe.run.seed is not None and not settings.test:
-        say("run.seed is ignored: a deployed run has its own keys")
+        say("run.seed is ignored: a deployed run draws its own keys")
     recipe = deployed(recipe, clients, test=settings.test)
     DeployedAssembly(recipe).check_server()
     if not flower.healthy():
-        raise RunError(f"the SuperLink at {settings.local} does not answer: fedlgm deploy up {folder.path}")
+        raise RunError(
+            f"the SuperLink at {settings.local} does not answer: start it with fedlgm deploy up {folder.path}"
+        )
     target = _folder(folder, recipe, fresh)
     finished = target.result()
     if finished is not None:

@@ -18,7 +18,7 @@ class AutoEngine(Engine):
 
     One process keeps a GPU busy, since it trains many clients side by side. Several GPUs or a cluster need Ray.
 
-    Every choice gives the same model, and the run's summary names it.
+    Every choice leads to the same model, and the run's summary names the choice.
 
     Args:
         options: options of the chosen engine: a Ray address selects Ray, a number of SuperNodes selects Flower.

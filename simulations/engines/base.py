@@ -88,8 +88,8 @@ class Engine(ABC):
     def started(self, assembly: Assembly) -> AbstractContextManager[Serve]:
         """Start the engine, call `assembly.check()`, and yield a function that serves a run.
 
-        The engine makes the check because it may start at the same time. The assembly served later may differ from
-        this one in the clients' training, but not in data or model.
+        The engine calls the check itself, so that it can start at the same time. The assembly served later may differ
+        from this one in the clients' training, but not in data or model.
         """
 
 

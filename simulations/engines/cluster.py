@@ -19,7 +19,7 @@ from fedlgm.errors import RunError
 from simulations.engines.grid import require_memory
 
 left_behind = threading.Event()
-"""Set if Ray was stopped by others and does not end, as its handler at the end of Python will not either."""
+"""Set if something else stopped Ray and it does not end; Ray's handler at Python's exit would then hang, too."""
 _WORKER_GIB = 0.5  # of a worker that has imported everything, with a small model
 _LOOK_S = 0.2
 _PATIENCE_S, _GONE_S = 15.0, 3.0  # with Ray's start and end; with a start whose control store is gone
@@ -32,7 +32,7 @@ T = TypeVar("T")
 def session(
     address: str | None, workers: int, then: Callable[[], T], leave: Callable[[T], None] = lambda made: None
 ) -> Iterator[Callable[[], T]]:
-    """Ray within a context. It takes seconds to start, while the caller continues; at the end Ray is left.
+    """Ray within a context. It starts in the background, which takes seconds, and is left at the end.
 
     If the caller has already started or joined Ray, this Ray is used and kept.
 

@@ -54,8 +54,9 @@ def make_server_app() -> ServerApp:
             recipe = folder.recipe()
             if recipe != asked:
                 raise FedlgmError(
-                    f"the run in {given} has another recipe than the run config: its clients would train by theirs; "
-                    f"say recipe='{given / 'recipe.toml'}', or the recipe and set that the run was started with"
+                    f"the run in {given} has a different recipe from the run config, by which its clients would "
+                    f"train: pass recipe='{given / 'recipe.toml'}', or the recipe and set that the run was started "
+                    "with"
                 )
         else:
             recipe = asked

@@ -63,8 +63,8 @@ def answers(superlink: str, context: ssl.SSLContext | None = None) -> bool:
         reason = getattr(error, "reason", None)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise RunError(
-                f"the certificate of the SuperLink at {superlink} is not accepted ({reason.verify_message}): make new "
-                "certificates, and give every node the authority's if that is new, too"
+                f"the certificate of the SuperLink at {superlink} is not accepted ({reason.verify_message}): make "
+                "new certificates; if the authority's is new, too, copy it to every node"
             ) from error
         return False
 

@@ -139,8 +139,8 @@ class _Parent:
             except OSError as error:
                 ours.close()
                 raise RunError(
-                    "the process that starts workers was killed (if memory ran out: use fewer workers); what was "
-                    "released stays, and the run can be continued"
+                    "the process that starts workers was killed (if memory ran out: use fewer workers); released "
+                    "rounds are kept, and the run can be continued"
                 ) from error
         return Connection(ours.detach())
 

@@ -61,5 +61,7 @@ def how_to_read(recipe: Recipe, groups: Sequence[EventGroup]) -> list[str]:
         return []
     if recipe.federation.sampling in ("poisson", "fixed"):
         return [multiplier_explained(recipe.unit, recipe.relation)]
-    charged = "the run is accounted for as one mechanism: a multiplier says what its rounds add to the cost of those"
-    return [f"{charged} before them, not what noise they had"]
+    charged = (
+        "the run is accounted for as one mechanism: a multiplier states what its rounds add to the cost of the rounds"
+    )
+    return [f"{charged} before them, not the noise that they had"]

@@ -176,8 +176,8 @@ def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn
         fixed = folder.provenance.read().get("objects", {}).get(FIXED)
         if fixed is not None and fixed_digest(module) != fixed:
             raise ConfigError(
-                f"the frozen parameters and buffers of {type(module).__name__} are not those that {run} was trained "
-                "with, which a run folder does not hold: pass the module that the run was given"
+                f"the frozen parameters and buffers of {type(module).__name__} are not those with which {run} was "
+                "trained; a run folder does not hold them: pass the module that the run was given"
             )
     layers = LayerTable.from_module(module, recipe.mechanism.group_by)
     model = folder.checkpoints.model(layers)

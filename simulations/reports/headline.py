@@ -18,7 +18,7 @@ def headline(row: Mapping[str, Any]) -> tuple[str, float]:
         RunError: the row is from an earlier version of fedlgm or was changed: it has no headline metric.
     """
     if row.get("headline") not in row.get("metrics", {}):
-        raise RunError("the run's figures have no headline metric: show this run with the version that made it")
+        raise RunError("the run's figures have no headline metric: use the version that made this run")
     return row["headline"], float(row["metrics"][row["headline"]])
 
 

@@ -38,7 +38,7 @@ def figure_list(figures: Iterable[tuple[str, str]]) -> str:
 
 
 def guarantee(result: Mapping[str, Any]) -> str:
-    """The guarantee sentence, whose first words give its kind, which the colour repeats."""
+    """The guarantee sentence. Its first words state its kind, and its colour shows it."""
     return f'<p class="guarantee {escape(str(result["guarantee_status"]))}">{escape(str(result["guarantee"]))}</p>'
 
 

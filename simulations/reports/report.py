@@ -176,7 +176,9 @@ def _division(folder: RunFolder, private: bool) -> str:
         ("drawn per round", f"{recipe.sampling.expected:g} expected, {recipe.federation.sampling}"),
     ]
     if not public and not private:
-        hidden = '<p class="note">The division of this data set is not released: it is shown with --private.</p>'
+        hidden = (
+            '<p class="note">The division of this data set is not released: `fedlgm report --private` shows it.</p>'
+        )
         return _section("Clients", _facts(facts), hidden)
     try:
         histogram = class_counts(Assembly(recipe))
@@ -244,7 +246,7 @@ def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     discarded = [(row["round"], row["discarded"]) for row in known if row["discarded"]]
     failed = [(row["round"], failure) for row in known for failure in row["failures"]]
-    warning = "These figures are not noised and depend on who took part: do not pass this page on."
+    warning = "These figures have no noise and depend on who took part: do not pass this page on."
     parts = [
         f"<p><strong>Only for the run's operator.</strong> {warning}</p>",
         page.gallery(pictures),

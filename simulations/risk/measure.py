@@ -113,7 +113,7 @@ def public_examples(recipe: Recipe) -> PublicExamples:
     """
     section, own = recipe.risk or RiskSection(), recipe.data.name
     if section.data is None and is_object(own):
-        raise ConfigError("risk.data: name the public set: the recipe's data were passed in Python")
+        raise ConfigError("risk.data: name the public set, because the recipe's data were passed in Python")
     if section.data is not None:
         _refuse_private(section, recipe.data)
     named = section.data or data.twin(own)
@@ -150,8 +150,8 @@ def _refuse_private(section: RiskSection, private: Data) -> None:
     if same and {half, own_half} != {"private", "public"}:
         raise ConfigError(
             f"risk.data: {named!r} holds examples that the recipe trains on ([data] is {own!r}), which are private: "
-            f"take another set, train on {own_base}/private and measure on {own_base}/public, or leave it out for the "
-            "test examples"
+            f"use another set, train on {own_base}/private and measure on {own_base}/public, or leave the key out to "
+            "use the test examples"
         )
 
 

@@ -151,7 +151,7 @@ class Checkpoints:
         """
         model = self.model(layers)
         if model is None:
-            raise RunError(f"{self.path.parent} has no checkpoint any more, so its model is gone")
+            raise RunError(f"{self.path.parent} no longer has a checkpoint, so its model is lost")
         layers.load_(module, model)
         return module.eval()
 
@@ -175,8 +175,8 @@ class Checkpoints:
                 raise _edited(file, "it has no model")
             if models[-1].numel() != layers.size:
                 raise RunError(
-                    f"the model of {self.path.parent} has {models[-1].numel():,} parameters, but the one given has "
-                    f"{layers.size:,}: give the architecture that the run trained"
+                    f"the model of {self.path.parent} has {models[-1].numel():,} parameters, but the given model has "
+                    f"{layers.size:,}: pass the architecture that the run trained"
                 )
             return meta, models, tensors
         if files:

@@ -42,4 +42,4 @@ class DivergedFile:
         self._path.unlink(missing_ok=True)
 
     def _error(self, message: str) -> DivergedError:
-        return DivergedError(f"{message}. The rounds before are in {self._path.parent}")
+        return DivergedError(f"{message}. The earlier rounds are in {self._path.parent}")

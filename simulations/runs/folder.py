@@ -142,8 +142,8 @@ class RunFolder:
                 )
         elif self.begun():
             raise LedgerError(
-                f"{self.path} has released rounds but no {self.ledger_file.name}: what they have spent is not known; "
-                "restore the ledger from a backup or start a new run"
+                f"{self.path} has released rounds but no {self.ledger_file.name}: their cost is not known; restore "
+                "the ledger from a backup or start a new run"
             )
 
     def begun(self) -> bool:
@@ -180,8 +180,8 @@ class RunFolder:
         stated = ledger.guarantee()
         if stated is None and first is not None:
             raise LedgerError(
-                f"{self.ledger_file} does not say what the run's own mechanism guaranteed, as it does since a later "
-                "version of fedlgm: run it again"
+                f"{self.ledger_file} does not state what the run's own mechanism guaranteed, because an earlier "
+                "version of fedlgm wrote it: run it again"
             )
         plan = self.checkpoints.plan()
         if stated is None and "guarantee" not in plan:
@@ -216,8 +216,8 @@ class RunFolder:
                 raise RunError(f"another process is working on the run {self.path}: wait for it, or stop it") from None
             except OSError as error:
                 raise RunError(
-                    f"cannot work on the run {self.path}: {error.filename or self.path}: {error.strerror}; it takes a "
-                    "user who owns its files, and a disk that can be written"
+                    f"cannot work on the run {self.path}: {error.filename or self.path}: {error.strerror}; the user "
+                    "must own its files, and the disk must be writable"
                 ) from error
             yield
 

@@ -39,8 +39,8 @@ class FrozenBase:
             return {}
         if fixed_digest(self._assembly.module()) != self._digest:
             raise RunError(
-                "the frozen parameters of the model changed during the run, so its adapters fit no base: something "
-                "else writes the model, or the file model.weights was replaced"
+                "the frozen parameters of the model changed during the run, so its adapters fit no base: other code "
+                "changes the model, or the file model.weights was replaced"
             )
         layers = self._assembly.layers
         before, after = layers.unflatten(self._start), layers.unflatten(final.models[-1].cpu())

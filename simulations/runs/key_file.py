@@ -47,16 +47,16 @@ class KeyFile:
             ring, since = self.read()
         except ValueError as error:
             lost = (
-                "delete it, after which the run makes the releases since its last checkpoint again with fresh "
-                "noise, and pays for them"
+                "delete it; the run then repeats the releases since its last checkpoint with fresh noise, which "
+                "costs privacy again"
             )
             raise RunError(
                 f"{self.path} is damaged: restore it from a backup, or {'start a new run' if needed else lost}"
             ) from error
         if needed and name not in (None, name_of(ring)):
             raise RunError(
-                f"{self.path} is not that of the rounds before the last checkpoint: by other keys clients would "
-                "take part sooner than they may; restore it from a backup, or start a new run"
+                f"{self.path} does not belong to the rounds before the last checkpoint: with other keys clients "
+                "would take part sooner than they may; restore it from a backup, or start a new run"
             )
         return ring, since
 

@@ -50,7 +50,7 @@ class NoiseFile(NoiseRings):
         """
         if self.digest(rounds) != digest:
             raise RunError(
-                f"{self._path} is not that of the rounds before the last checkpoint: restore it from a backup, or "
+                f"{self._path} does not belong to the rounds before the last checkpoint: restore it from a backup, or "
                 "start a new run"
             )
 

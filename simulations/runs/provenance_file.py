@@ -86,7 +86,7 @@ class ProvenanceFile:
         if stored.get("clients") != provenance.get("clients"):
             raise RunError(
                 f"{self._run} was run with {stored.get('clients')}: it cannot be continued with "
-                f"{provenance.get('clients')}, whose data is not the same"
+                f"{provenance.get('clients')}, whose data are not the same"
             )
 
     def check_objects(self, fingerprints: Mapping[str, str]) -> None:
@@ -110,7 +110,9 @@ class ProvenanceFile:
         stored = self.read().get("objects")
         further = [] if stored is None else [what for what in given if what in vars(Own()) and what not in stored]
         if further:
-            raise RunError(f"{self._run} was run with the {further[0]} of its recipe: it accepts no other")
+            raise RunError(
+                f"{self._run} was run with the {further[0]} of its recipe, and cannot be continued with another"
+            )
 
     def _without_data(self, provenance: Provenance) -> Provenance:
         """The same with keyed hashes of everything that may hold or depend on private data."""
@@ -139,7 +141,7 @@ class ProvenanceFile:
             key = self._key_file.read_bytes()
         except OSError as error:
             raise RunError(
-                f"{self._key_file} is gone: the objects and files of the run cannot be recognised without it; restore "
+                f"{self._key_file} is gone: the objects and files of the run cannot be compared without it; restore "
                 "it from a backup"
             ) from error
         return _KEYED + hmac.new(key, plain.encode(), hashlib.sha256).hexdigest()

@@ -195,7 +195,8 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
         )
     if started.noise != facts.noise:
         raise RunError(
-            f"{folder.path} correlated its noise by other coefficients than this machine computes (another version of "
+            f"{folder.path} correlated its noise with coefficients that differ from those that this machine computes "
+            "(another version of "
             "NumPy or SciPy?): continue it where it was started"
         )
 
@@ -260,7 +261,7 @@ def _warn_of_cost(ledger: Ledger, transcript: Transcript, abandoned: int) -> Non
     again = ledger.rounds(through=abandoned) - transcript.rounds
     if again > 0:
         warnings.warn(
-            f"{again} rounds that had been released are released again with fresh noise, since they cannot be repeated "
-            "bit by bit: the run will cost more than its budget, and reports what it costs",
+            f"{again} rounds that had been released are released again with fresh noise, because they cannot be "
+            "repeated bit by bit: the run will cost more than its budget, and its report states the cost",
             stacklevel=3,
         )

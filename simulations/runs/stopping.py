@@ -72,5 +72,5 @@ def note_on_epsilon(recipe: Recipe, made: int) -> list[str]:
         return []
     rounds = recipe.federation.rounds
     return [
-        f"the run ended early by its results: its epsilon is that of all {rounds} rounds, {recipe.privacy.epsilon:g}"
+        f"the run stopped early by its results: its epsilon is that of all {rounds} rounds, {recipe.privacy.epsilon:g}"
     ]

@@ -195,7 +195,7 @@ def _continued() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        interrupted("interrupted; the same command goes on from here")
+        interrupted("interrupted; the same command continues the study")
         raise
 
 

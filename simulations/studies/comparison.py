@@ -122,7 +122,7 @@ def tables(summary: Row) -> Group:
 
 
 def _lead_table(summary: Row) -> Table:
-    title = f"Differences: {summary['methods'][0]} less the others, with the 95 % interval and p"
+    title = f"Differences: {summary['methods'][0]} minus the others, with the 95 % interval and p"
     made = table(
         title, ("method", "budget", "partition", "figure", "difference"), left=("method", "partition", "figure"), keys=4
     )

@@ -31,7 +31,7 @@ def draw(
     if spread not in ("interval", "std"):
         raise ConfigError(f"spread must be 'interval' or 'std', got {spread!r}")
     if path is not None and path_of("path", path).suffix.lower() not in _KINDS:
-        raise ConfigError(f"a picture's file ends in {', '.join(_KINDS)}, got {str(path)!r}")
+        raise ConfigError(f"a picture's file must end in {', '.join(_KINDS)}, got {str(path)!r}")
     frame = study.to_frame()
     several = [key for key in study.keys if key not in ("method", "mechanism", hue) and len(_values(frame, key)) > 1]
     over = x or (several[0] if several else "round")

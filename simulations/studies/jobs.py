@@ -131,10 +131,10 @@ def grid_jobs(
     axes = {key: listed(f"grid[{key!r}]", values) for key, values in grid.items() if key != "mechanism"}
     for key in axes:
         if not isinstance(key, str):
-            raise ConfigError(f"grid[{key!r}]: a recipe has no such key; its keys are texts, such as 'training.lr'")
+            raise ConfigError(f"grid[{key!r}]: a recipe has no such key; its keys are strings, such as 'training.lr'")
         if key in _NO_AXIS:
             named = _RESERVED[key][1] if key in _RESERVED else "overrides"
-            raise ConfigError(f"grid[{key!r}]: the runs of a study are named by it, so it comes from {named}")
+            raise ConfigError(f"grid[{key!r}]: the names of a study's runs hold this key, so set it with {named}")
     networks = networks_of(axes.get(MODEL, ()))
     if networks:
         if own.model is not None:
@@ -312,7 +312,9 @@ def _sorted_overrides(
             raise ConfigError(f"--set {text}: {method!r} is not among the methods {', '.join(methods)}")
         option = _RESERVED.get(_key(single)) if slash or key in ("name", *_NAMING) else None
         if option is not None:
-            raise ConfigError(f"--set {text}: the runs of a comparison are named by it, so it comes from {option[0]}")
+            raise ConfigError(
+                f"--set {text}: the names of a comparison's runs hold this key, so set it with {option[0]}"
+            )
         if slash:
             own[method].append(single)
         else:

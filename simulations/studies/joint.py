@@ -40,9 +40,12 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
         why = f"the runs protect different things ({'; '.join(sorted(protections))}), whose epsilons do not add up"
     elif len({job.recipe.protects.division(job.recipe) for job in done}) > 1:
         who = "user" if any(job.recipe.protects.of_users for job in done) else "client"
-        why = f"a {who} holds other data in each partition or data set, so there is no {who} whose epsilons add up"
+        why = f"a {who} holds different data in each partition or data set, so epsilons of one {who} do not add up"
     elif stopped:
-        why = "a run was stopped early by its results (run.patience); what fewer rounds cost bounds no fixed epsilon"
+        why = (
+            "a run was stopped early by its results (run.patience), and the cost of fewer rounds is not a bound at a "
+            "fixed epsilon"
+        )
     accountant = accountant_of(event for event, _ in events)
     protected = None if why else accounting.composed_epsilon(events, delta, accountant) if events else 0.0
     return {
@@ -61,5 +64,5 @@ def sentence(cost: JointCost) -> str:
         return f"published together, the runs have no joint epsilon: {cost['why']}"
     said = f"published together, {cost['runs_protected']} runs cost epsilon {number(cost['epsilon_protected'])}"
     others = cost["runs"] - cost["runs_protected"]
-    rest = f"; with the other {others}, which are not private, no bound holds" if others else ""
+    rest = f"; no bound covers the other {others}, which are not private" if others else ""
     return f"{said} at delta {cost['delta']:g} (composition over everything that was run on the data){rest}"

@@ -18,9 +18,11 @@ PLAIN: dict[Unit, tuple[str, ...]] = {"client": ("uniform", "gaussian"), "exampl
 """Mechanisms with which a recipe's own mechanism is compared by default."""
 
 FORMS = {
-    "mechanism": "an entry of grid['mechanism'] is a name, 'name:variant', 'package.module:Class', a mechanism or a "
+    "mechanism": "an entry of grid['mechanism'] must be a name, 'name:variant', 'package.module:Class', a mechanism "
+    "or a "
     "class of them, or (label, one of these[, {option: value}])",
-    "model": "an entry of grid['model'] is a name, 'package.module:Class', a module, a class or function that makes "
+    "model": "an entry of grid['model'] must be a name, 'package.module:Class', a module, a class or function that "
+    "makes "
     "one, or (label, one of these[, {option: value}])",
 }
 """Entries of a grid's lists of objects, by its key."""
@@ -49,7 +51,7 @@ class Method:
         """The method for an entry.
 
         Raises:
-            ConfigError: the entry has another form, or a mechanism, variant or option is unknown.
+            ConfigError: the entry is malformed, or a mechanism, variant or option is unknown.
 
         Example:
             >>> Method.of(("small bound", "uniform", {"bound": 0.1})).changes
@@ -97,7 +99,7 @@ def opened(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
         key: "mechanism" or "model".
 
     Raises:
-        ConfigError: the table has other keys, or the tuple another form.
+        ConfigError: the table has other keys, or the tuple is malformed.
 
     Example:
         >>> opened({"label": "wide", "name": "mlp"}, "model"), opened("mlp", "model")
@@ -105,7 +107,7 @@ def opened(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
     """
     if isinstance(entry, Mapping):
         if not {"label", "name"} <= entry.keys() <= {"label", "name", "options"}:
-            raise ConfigError(f"a table in grid.{key} has label, name and options, got {sorted(entry)}")
+            raise ConfigError(f"a table in grid.{key} must have label, name and options, got {sorted(entry)}")
         entry = entry["label"], entry["name"], entry.get("options", {})
     if not isinstance(entry, (tuple, list)):
         return None, entry, {}

@@ -34,7 +34,7 @@ class Network:
         """The model for an entry.
 
         Raises:
-            ConfigError: the entry has another form, or a name or option is unknown.
+            ConfigError: the entry is malformed, or a name or option is unknown.
 
         Example:
             >>> Network.of(("wide", "mlp", {"hidden": [64]}))

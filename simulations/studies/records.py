@@ -171,7 +171,9 @@ class KeptRecords:
     def rounds(self) -> DataFrame:
         """See `RunRecords`."""
         if not self.kept.get("rounds"):
-            raise ConfigError("this study's file keeps no rounds: draw it over a key of its grid, or from its runs")
+            raise ConfigError(
+                "this study's file holds no rounds: plot over a key of its grid, or open the study from its runs"
+            )
         return _frame(self.kept["rounds"])
 
     @property

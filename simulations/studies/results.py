@@ -170,7 +170,7 @@ class Study:
             RunError: the file cannot be written.
         """
         if path is not None and path_of("path", path).suffix != ".tex":
-            raise ConfigError(f"the file of a LaTeX table ends in .tex, got {str(path)!r}")
+            raise ConfigError(f"the file of a LaTeX table must end in .tex, got {str(path)!r}")
         text = f"% {self._published()}\n" + frames.latex(self.table(metrics), self.keys, self._metrics(metrics))
         if path is not None:
             write_whole(Path(path), lambda partial: partial.write_text(text, encoding="utf-8"))

@@ -40,7 +40,7 @@ class Search:
                 seeds.
         """
         if not isinstance(search, Mapping) or not search:
-            raise ConfigError(f"search is a mapping {{recipe key: values}}, got {search!r}")
+            raise ConfigError(f"search must be a mapping {{recipe key: values}}, got {search!r}")
         if seeds < LEAST_SEEDS:
             raise ConfigError(f"a search needs at least {LEAST_SEEDS} seeds, got {seeds}: fewer would select noise")
         axes = {}

@@ -86,12 +86,14 @@ def study(
     """
     refuse_unknown("study", options)
     if isinstance(seeds, Sequence):
-        raise ConfigError(f"seeds is the number of repetitions, whose seeds follow from run.seed, got {seeds!r}")
+        raise ConfigError(f"seeds must be the number of repetitions, whose seeds follow from run.seed, got {seeds!r}")
     seeds = check_count("seeds", seeds)
     if not isinstance(workers, str):
         check_count("workers", workers)
     if not isinstance(grid, Mapping | None):
-        raise ConfigError(f"grid maps keys to lists, such as {{'mechanism': ['uniform', 'gaussian']}}, got {grid!r}")
+        raise ConfigError(
+            f"grid must map keys to lists, such as {{'mechanism': ['uniform', 'gaussian']}}, got {grid!r}"
+        )
     axes = dict(grid or {})
     given = {
         "model": model, "data": data_sets.with_users(data, users), "metrics": metrics, "evaluate": evaluate,

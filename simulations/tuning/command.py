@@ -65,13 +65,13 @@ def summary(found: SearchResult) -> Group:
     readers, everybody, one = found["epsilon"], found["epsilon_all_runs"], found["epsilon_one_run"]
     private = f"{found['folder']}/private"
     lines = [
-        f"epsilon {readers:.4g} at delta {found['delta']:g} for readers of this model alone: {found['guarantee']}",
+        f"epsilon {readers:.4g} at delta {found['delta']:g} for readers who see only this model: {found['guarantee']}",
         f"epsilon {everybody:.4g} for a party that sees all runs, at the expected number, {found['expected_runs']:g}",
-        f"epsilon {one:.4g} would have been one run with settings that were not searched",
+        f"epsilon {one:.4g} would have been the cost of one run with fixed settings",
         f"RDP accountant, {found['law']} number of runs; compared by {found['score']}{_score(found)}",
         f"number, losers and order of the runs are secret: publish neither {private} nor how long this took",
     ]
-    nothing = [] if "settings" in found else ["no run gave a model: there is nothing to publish but this"]
+    nothing = [] if "settings" in found else ["no run produced a model, so there is nothing else to publish"]
     return Group(table, *map(Text, nothing + lines))
 
 
@@ -81,5 +81,7 @@ def _score(found: SearchResult) -> str:
         return ""
     words = f", with noise of standard deviation {found['score_noise']:.2g}, epsilon {found['score_epsilon']:g} each"
     if "published_score" in found:
-        words += f"; that of the published run is {found['published_score']:.3f}, too high as the best of several"
+        words += (
+            f"; the published run's score is {found['published_score']:.3f}, which is too high, as the best of several"
+        )
     return words

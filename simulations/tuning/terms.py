@@ -87,13 +87,13 @@ class Search:
             costs[json.dumps(encode(run_event(assembly)))] = assembly
         if len({candidate.protects.division(candidate) for candidate in candidates}) > 1:
             raise ConfigError(
-                f"search: {', '.join(grid)} change which data a client or user holds, so the runs protect no unit "
-                "together: leave such keys out"
+                f"search ({', '.join(grid)}): the runs divide the data differently, so they have no common unit of "
+                "protection: leave out keys that change the division"
             )
         if len(costs) > 1:
             raise ConfigError(
-                f"search: the runs do not all cost the same ({', '.join(grid)} change the noise or the number of "
-                "releases), and the cost of a search is proven only for runs of equal cost: leave such keys out"
+                f"search ({', '.join(grid)}): the runs do not all cost the same, and their joint cost is proven "
+                "only for runs of equal cost: leave out keys that change the noise or the number of releases"
             )
         ((_, assembly),) = costs.items()
         score: Score = TestScore(assembly.task)
@@ -151,13 +151,17 @@ def run_event(assembly: Assembly) -> dp_event.DpEvent:
 
 def _combinations(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]:
     if grid and not isinstance(grid, Mapping):
-        raise ConfigError(f"search maps keys to lists of values, such as {{'training.lr': [0.1, 0.5]}}, got {grid!r}")
+        raise ConfigError(
+            f"search must map keys to lists of values, such as {{'training.lr': [0.1, 0.5]}}, got {grid!r}"
+        )
     if not grid:
         raise ConfigError("search: give at least one key and its values, such as training.lr=0.1,0.5")
     axes = {key: listed(f"search[{key!r}]", values) for key, values in grid.items()}
     for key in axes:
         if key.partition(".")[0] in _FIXED:
-            raise ConfigError(f"search: {key} cannot be searched: data, budget and seeds are the same for every run")
+            raise ConfigError(
+                f"search: {key} cannot be searched: data, budget and seeds must be the same for every run"
+            )
     count = math.prod(map(len, axes.values()))
     if count > MOST:
         raise ConfigError(f"search: {count:,} combinations are more than {MOST:,}")
@@ -173,4 +177,4 @@ def _refuse(base: Recipe) -> None:
             "`fedlgm compare`"
         )
     if base.run.audit:
-        raise ConfigError("run.audit: canaries take part in single runs: leave it out of a search")
+        raise ConfigError("run.audit: canaries take part in single runs: leave it out in a search")

@@ -82,7 +82,7 @@ class TuneResult(Figures):
             RunError: there is no model.
         """
         if self._module is None:
-            raise RunError(f"{self.folder} publishes no model: the search made no run that gave one")
+            raise RunError(f"{self.folder} publishes no model, because no run of the search produced one")
         return self._module
 
     def __repr__(self) -> str:
@@ -237,7 +237,8 @@ class _Searching:
                 report = self._folder / "private" / "error.txt"
                 write_durably(report, "".join(traceback.format_exception(error)).encode())
                 raise RunError(
-                    f"a run of the search failed, {report} says how: the search stays charged and is not continued"
+                    f"a run of the search failed ({report} states the error): the search stays charged and is not "
+                    "continued"
                 ) from None
             return result, score if math.isfinite(score) else -math.inf
 

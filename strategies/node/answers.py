@@ -16,7 +16,7 @@ from strategies.node.ledger_positions import LedgerPositions
 from strategies.node.round import Problem
 from strategies.replies import bounded
 
-_UNSIGNED = Problem("its answer was not signed by its enrolled service, or answers another question")
+_UNSIGNED = Problem("its answer was not signed by its enrolled service, or it answers another question")
 
 
 class AnswerCheck:
@@ -73,7 +73,9 @@ class AnswerCheck:
         if not position.valid(key):
             return Problem("its ledger's position was not signed by its enrolled service", lasting=True)
         if position.seq < seq:
-            why = f"its ledger is older than its answer: {position.seq} releases, the answer is release {seq}"
+            why = (
+                f"its ledger is older than its answer: it has {position.seq} releases, but the answer is release {seq}"
+            )
             return Problem(why, lasting=True)
         if position.test != self._test:
             why = "it is a node for tests: its noise is known" if position.test else "it is not a node for tests"

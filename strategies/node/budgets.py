@@ -30,7 +30,7 @@ class Need:
         run: label of the run.
         work: the requested work.
         plan: JSON text of a round's plan.
-        releases: largest number of releases of one node.
+        releases: largest number of releases for which the run may ask one node.
     """
 
     run: str

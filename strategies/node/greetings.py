@@ -3,8 +3,8 @@
 A SuperNode sends waiting replies only after it has received a message. If a run ended while the node was receiving,
 the node sends that run's reply after the next message, whose own reply then waits for the message after it: the node
 stays one reply behind until it is restarted. A greeting makes it send its answer, and a node that is behind gets a
-greeting with every question. A node that answers a greeting before its next question is not behind but busy. It is
-greeted when it takes twice as long as the last time.
+greeting with every question. A node that answers a greeting before its next question is not behind but busy. The next
+time it is greeted only after twice as long a wait.
 """
 
 from __future__ import annotations

@@ -54,7 +54,10 @@ class LedgerPositions:
         if known.ledger != position.ledger:
             return "its ledger was replaced by another one"
         if position.seq < known.seq or (position.seq == known.seq and position.head != known.head):
-            return f"its ledger was rolled back: {position.seq} releases, {known.seq} were signed for before"
+            return (
+                f"its ledger was rolled back: it has {position.seq} releases, but its service signed for {known.seq} "
+                "earlier"
+            )
         return ""
 
     def put(self, client: int, position: Position) -> None:

@@ -51,7 +51,7 @@ class NodeLink:
             elif key not in self._strangers:
                 self._strangers.add(key)
                 name = printable(str(node.name or node.node_id), 100)
-                self._say(f"a node that is not enrolled is connected and not asked: {name}")
+                self._say(f"a node that is not enrolled is connected; it is not asked: {name}")
 
     def ask(self, asked: Sequence[Asked]) -> list[dict[str, int]]:
         """Send questions to the clients that are online.

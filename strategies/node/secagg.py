@@ -96,11 +96,11 @@ class SecureSum:
             sent: the node's signature that it has sent the words.
         """
         if client not in self._sharing or client in self._sent:
-            self.lost.setdefault(client, "it sent a vector that it was not asked for")
+            self.lost.setdefault(client, "it sent a vector for which it was not asked")
         elif words.dtype != np.uint32 or words.shape != self._total.shape:
             self.lost[client] = f"its vector is {words.dtype} {words.shape}, not uint32 {self._total.shape}"
         elif not Sent(self._cohort.digest, self._sharing).valid(sent, self._services[client]):
-            self.lost[client] = "it did not sign that it has sent its vector"
+            self.lost[client] = "it did not sign that it had sent its vector"
         else:
             self._total += words
             self._sent[client] = sent
@@ -200,7 +200,7 @@ class SecureSum:
             if any(len(share) != SHARE_BYTES for share in shares.values()):
                 raise ValueError
         except ValueError:
-            self.lost[client] = "it gave no shares that can be used"
+            self.lost[client] = "it sent no usable shares"
             return None
         return shares
 

@@ -163,7 +163,7 @@ class _Attempt:
                 return True
         self._grid._say(
             f"round {self.round}: not every node still holds the keys that were exchanged ahead: all nodes exchange "
-            f"new keys, and nothing has been charged for this round yet{reasons(self.lost)}"
+            f"new keys, and nothing has yet been charged for this round{reasons(self.lost)}"
         )
         return False
 
@@ -319,7 +319,7 @@ class _Attempt:
 
 
 def _numbered(raw: Any) -> dict[int, str]:
-    """Texts by client number from a node's answer; empty if they have another form."""
+    """Texts by client number from a node's answer; empty if they are malformed."""
     try:
         return {int(client): str(text) for client, text in raw.items()}
     except (AttributeError, ValueError):

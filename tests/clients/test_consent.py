@@ -52,7 +52,7 @@ def test_the_agreed_releases_are_made_and_not_one_more() -> None:
 def test_a_consent_needs_the_calibrated_noise() -> None:
     """With the facts of a recipe that nobody calibrated, any noise would do, at no cost."""
     for uncalibrated in (0, 0.0):
-        with pytest.raises(ConfigError, match=r"agrees to any noise.*method\.facts"):
+        with pytest.raises(ConfigError, match=r"agrees to any noise.*Method\.of\(\.\.\.\)\.facts"):
             Consent(replace(AGREED, noise_multiplier=uncalibrated))
     Consent(replace(AGREED, noise_multiplier=0.0), protected=False)  # of a published variant, which promises nothing
 

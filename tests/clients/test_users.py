@@ -85,7 +85,7 @@ def test_clients_are_not_bounded_in_the_place_of_users_or_the_reverse(
     facts = RunFacts(1.0, Sampling("poisson", 3, 1.0, of=of))
     plan = ReleasePlan(layers, [1.0], [1.0], facts, Guarantee("proven", "bounded, then noised"))
     made = work(SequentialTrainer(module, layers, settings), settings, lambda client: examples("usual", client))
-    with pytest.raises(PrivacyError, match=r"the plan is for (users|clients), but these contributions are those of"):
+    with pytest.raises(PrivacyError, match=r"the plan is for (users|clients), but these are contributions of"):
         client_release(made.contributions(mechanisms.get("uniform")), None, Asked(plan, layers.flatten(module), 1, [0]))
 
 
@@ -163,5 +163,5 @@ def test_what_does_not_go_with_users_is_refused_by_its_key(changes, message) -> 
 
 def test_real_nodes_refuse_it() -> None:
     recipe = recipes.load("digits", [*USER, "federation.users=4"])
-    with pytest.raises(ConfigError, match="a real node sees its own alone"):
+    with pytest.raises(ConfigError, match="a real node sees only its own"):
         recipe.protects.check_nodes()

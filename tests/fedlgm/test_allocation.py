@@ -190,7 +190,7 @@ def test_names_that_are_taken_and_what_is_no_rule_are_refused():
         allocation.register("uniform", cubed)
     with pytest.raises(ConfigError, match="'gaussian' already"):
         allocation.register("gaussian", cubed)
-    with pytest.raises(ConfigError, match="a rule is a function"):
+    with pytest.raises(ConfigError, match="a rule must be a function"):
         allocation.register("three", 3)
     allocation.register("cubed", cubed)
     with pytest.raises(ConfigError, match="'cubed' already"):

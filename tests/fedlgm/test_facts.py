@@ -53,8 +53,8 @@ class TestSeparation:
             ("fixed", 100, 0.1, 4, "use 'min-separation'"),
             ("cyclic", 100, 0.1, None, "needs a separation"),
             ("cyclic", 100, 0.1, 0, "needs a separation"),
-            ("cyclic", 100, 0.1, 9, "1/9 of the clients in a round: rate is 0.1"),
-            ("min-separation", 100, 0.1, 11, "a population of at least 110, but there are 100"),
+            ("cyclic", 100, 0.1, 9, "1/9 of the clients in a round, but the rate is 0.1"),
+            ("min-separation", 100, 0.1, 11, "a population of at least 110, not 100"),
             ("min-separation", 100, 0.005, 2, "whole number"),
             ("grouped-poisson", 100, 0.3, 4, "which is more than 1: take at most 3 groups"),
             ("every-other", 100, 0.3, 4, "unknown sampling scheme"),
@@ -93,7 +93,7 @@ class TestSeparation:
             (
                 POISSON,
                 {"relation": "replace-one", "trust": "local"},
-                "independent noise has the least last and largest",
+                "independent noise already has the least final and largest",
             ),
         ):
             with pytest.raises(ConfigError, match=message):

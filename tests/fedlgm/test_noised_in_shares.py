@@ -195,7 +195,7 @@ def test_the_mean_is_over_the_public_number_whoever_answers(tmp_path):
 
 def test_a_client_that_is_not_summed_refuses():
     plan, model = plan_of(), torch.zeros(45)
-    with pytest.raises(PrivacyError, match="would be seen alone"):
+    with pytest.raises(PrivacyError, match="answer separately"):
         Agreed(KeyRing.from_seed(None), None, RecordDict()).admit(Asked(plan, model, 1, [0]))
     assert Agreed(KeyRing.from_seed(None), None, RecordDict(), summed=True).admit(Asked(plan, model, 1, [0]))
 

@@ -40,7 +40,7 @@ def test_every_backend_draws_the_plans_law(family, backend):
 def test_sums_that_cannot_hold_their_noise_are_refused(kind, seed):
     """A sum in float16 came back without any noise of a scale of 1e-10."""
     made = plan(sizes={"a": 4}, sigma=np.full(1, 1e-10))
-    with pytest.raises(ConfigError, match="a sum is float32 or float64"):
+    with pytest.raises(ConfigError, match="a sum must be float32 or float64"):
         release(torch.zeros(4, dtype=kind), made, KeyRing.from_seed(seed), 1)
 
 

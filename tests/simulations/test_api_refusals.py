@@ -108,7 +108,7 @@ class Steps:
         ({"task": 3}, ConfigError, "^task int is neither"),
         ({"model": torch.nn.LazyLinear(2)}, ConfigError, "'weight' has no size before the first forward pass"),
         ({"data": {"train": (X, Y - 1), "test": (X, Y)}}, DataError, "needs targets of at least 0"),
-        ({"model": Recurrent}, ConfigError, "^model: the model gives other outputs .* it remembers what it has seen"),
+        ({"model": Recurrent}, ConfigError, "^model: the model returns different outputs .* it remembers what"),
         ({"model": Sly}, ConfigError, "^an update depends on what was trained before"),
         ({"model": Counting}, ConfigError, "^model: the model's buffer 'calls' would follow private data"),
         ({"model": Untrainable}, ConfigError, r"training on 8 test examples fails: RuntimeError: .*inplace"),
@@ -117,8 +117,8 @@ class Steps:
         ({"mechanism": Alike}, ConfigError, r"made with its name, as in .*; got the class Alike"),
         ({"mechanism": Louder("louder")}, PrivacyError, "round 1 costs 0.25|round 1 costs 4 releases"),
         ({"mechanism": Broken("broken")}, ConfigError, r"^mechanism 'broken': IndexError: .* \(test_api_.*, line"),
-        ({"server_optimizer": Steps(lambda model, mean: None)}, ConfigError, "a tensor of shape .* it gives NoneType"),
-        ({"server_optimizer": Steps(lambda model, mean: model[:3])}, ConfigError, r"it gives \(3,\)"),
+        ({"server_optimizer": Steps(lambda model, mean: None)}, ConfigError, "a tensor of shape .* returns NoneType"),
+        ({"server_optimizer": Steps(lambda model, mean: model[:3])}, ConfigError, r"it returns \(3,\)"),
         ({"server_optimizer": Steps(lambda model: model)}, ConfigError, "^server optimizer '<Steps>': TypeError"),
     ],
 )  # fmt: skip
@@ -135,14 +135,14 @@ def test_bad_objects_end_in_one_sentence_before_anything_is_written(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"overrides": "run.seed=1"}, "overrides are a list of .*, got str: 'run.seed=1'"),
+        ({"overrides": "run.seed=1"}, "overrides must be a list of .*, got str: 'run.seed=1'"),
         ({"epsilon": 8}, r"simulate has no argument 'epsilon'; .* overrides=\{'privacy.epsilon': 8\}"),
         ({"fuel": 8}, "simulate has no argument 'fuel'$"),
         ({"overrides": ["data_dir=here"]}, "data_dir: unknown key; did you mean 'data.dir'"),
         ({"overrides": {7: 1}}, "overrides map 'section.key' to a value, got the key 7"),
         ({"overrides": {"run.sede": 1}}, "run.sede: unknown key"),
-        ({"overrides": [1]}, "overrides are a list of .*, got 1 in it"),
-        ({"trackers": "tensorboard"}, "trackers must be a list .*, got the text 'tensorboard'"),
+        ({"overrides": [1]}, "overrides must be a list of .*, got 1 in the list"),
+        ({"trackers": "tensorboard"}, "trackers must be a list .*, got the string 'tensorboard'"),
         ({"data": X}, "data set 'ndarray' must be a fedlgm.data.DataSet"),
     ],
 )
@@ -216,5 +216,7 @@ def test_metrics_that_are_no_means_over_examples_are_refused(tmp_path: Path) -> 
 
 def test_a_recipe_of_plain_values_is_refused():
     """Its text was looked for as a file's name, which ended in the operating system's error."""
-    with pytest.raises(ConfigError, match=r"the first argument is a recipe's name or file, got dict: name what it is"):
+    with pytest.raises(
+        ConfigError, match=r"the first argument must be a recipe's name or file, got dict: pass this by name"
+    ):
         simulations.simulate({"name": "tiny", "federation": {"clients": 20}})

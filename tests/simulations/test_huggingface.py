@@ -91,7 +91,7 @@ def test_dropout_is_refused_where_examples_are_protected_and_the_message_says_ho
 
 
 def test_a_model_without_a_head_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"BertModel gives no logits: use a class with a head"):
+    with pytest.raises(ConfigError, match=r"BertModel returns no logits: use a class with a head"):
         run(bert().bert, tmp_path / "run")
 
 

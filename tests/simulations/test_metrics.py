@@ -75,10 +75,10 @@ def test_a_task_with_metrics_of_the_set_passes_the_kit() -> None:
     [
         ({"auc": lambda outputs, targets: np.nan}, "metric 'auc' is nan on the test set of 50 examples"),
         ({"auc": lambda outputs, targets: np.inf}, "metric 'auc' is inf"),
-        ({"auc": lambda outputs, targets: outputs}, "metric 'auc' must give one number"),
+        ({"auc": lambda outputs, targets: outputs}, "metric 'auc' must return one number"),
         ({"auc": lambda outputs, targets: 1 / 0}, "metric 'auc': ZeroDivisionError"),
         ({"auc": 0.5}, r"metrics\['auc'\] must be a function"),
-        ([auc], "metrics are a mapping"),
+        ([auc], "metrics must be a mapping"),
         ({"loss": auc}, "metric 'loss': task 'classification' reports one of that name"),
     ],
 )

@@ -88,8 +88,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "clients as an argument": (run(clients=3), "overrides={'federation.clients': 3}"),
     "num_clients as an argument": (run(num_clients=3), "overrides={'federation.clients': 3}"),
     "the folder of a study": (run(folder="x"), "simulate has no argument 'folder'; did you mean run_dir?"),
-    "a model in the recipe's place": (lambda: simulations.simulate(nn.Linear(5, 2)), "name what it is, model=..."),  # type: ignore[arg-type]
-    "data in the recipe's place": (lambda: simulations.simulate(OWNED), "name what it is, data=..."),  # type: ignore[arg-type]
+    "a model in the recipe's place": (lambda: simulations.simulate(nn.Linear(5, 2)), "pass this by name, model=..."),  # type: ignore[arg-type]
+    "data in the recipe's place": (lambda: simulations.simulate(OWNED), "pass this by name, data=..."),  # type: ignore[arg-type]
     "model and data by position": (
         lambda: simulations.simulate(nn.Linear(5, 2), OWNED),  # type: ignore[arg-type, misc]
         "simulate: too many positional arguments; it takes recipe, and by name model, task, data",
@@ -98,41 +98,41 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: privacy.calibrate(8, 1e-5, rounds=9),  # type: ignore[call-arg]
         "missing a required argument: 'steps'; it takes epsilon, delta, and by name steps, sampling_rate",
     ),
-    "a number as overrides": (run(overrides=3), "overrides are a list of 'section.key=value' or a mapping, got int: 3"),
+    "a number as overrides": (run(overrides=3), "strings or a mapping, got int: 3"),
     "a list as noise": (
         lambda: privacy.epsilon([1.0], 1e-5, steps=1),  # type: ignore[arg-type]
         "noise_multiplier must be finite and positive, got [1.0]",
     ),
     "a number as the mechanism": (lambda: mechanisms.get(3), "unknown mechanism 3"),  # type: ignore[arg-type]
     "no workers": (study(workers=None), "workers must be a whole number of at least 1, got None"),
-    "a number as the folder of a study": (study(folder=3), "folder is a path, such as 'runs/first', got 3"),
+    "a number as the folder of a study": (study(folder=3), "folder must be a path, such as 'runs/first', got 3"),
     "a file as the folder of a study": (study(folder=__file__), "cannot make the folder"),
-    "nodes by number": (strategy(nodes=5), "nodes is a strategies.OneNodePerClient(...), got 5"),
+    "nodes by number": (strategy(nodes=5), "nodes must be a strategies.OneNodePerClient(...), got 5"),
     "a mistyped section": (run(overrides={"federated.clients": 3}), "did you mean 'federation'?"),
     "learning rate as an argument": (run(lr=0.1), "overrides={'training.lr': 0.1}"),
-    "models of a study": (study(models=[nn.Linear(5, 2)]), "a study compares those in its grid: grid={'model': [...]}"),
-    "mechanisms of a study": (study(mechanism=["uniform"]), "compares those in its grid: grid={'mechanism': [...]}"),
+    "models of a study": (study(models=[nn.Linear(5, 2)]), "a study varies it in its grid: grid={'model': [...]}"),
+    "mechanisms of a study": (study(mechanism=["uniform"]), "varies it in its grid: grid={'mechanism': [...]}"),
     "a list as the model of a study": (
-        study(model=[nn.Linear(5, 2)], overrides=SMALL), "a study compares several models, grid={'model': [...]}",
+        study(model=[nn.Linear(5, 2)], overrides=SMALL), "use a study with grid={'model': [...]}",
     ),
     "two models of one class": (
         study(model=None, grid={"model": [nn.Linear(5, 2), nn.Linear(5, 2)]}),
         "two models have the label 'Linear': label one of them, as in ('second', model)",
     ),
-    "a list of seeds": (study(seeds=[1, 2]), "seeds is the number of repetitions, whose seeds follow from run.seed"),
+    "a list of seeds": (study(seeds=[1, 2]), "the number of repetitions, whose seeds follow from run.seed"),
     "a folder as the model": (run(model=str(Path(__file__).parent)), "pass the module that from_pretrained makes"),
     "a name of the Hub as the model": (run(model="prajjwal1/bert-tiny"), "a name of the Hugging Face Hub: pass the"),
     "a folder as the data": (run(data=str(Path(__file__).parent)), "is a folder: for images set data.name ="),
-    "a pair as the data": (run(data=(X, Y)), "a pair (x, y) or a torch data set is one part of two"),
+    "a pair as the data": (run(data=(X, Y)), "a pair (x, y) or a torch data set is only one of the two parts"),
     "a mechanism as the method of an audit": (
         lambda: audits.Subject("mine", mechanisms.get("uniform")),  # type: ignore[arg-type]
-        "method is a fedlgm.mechanisms.method.Method, which Subject.of makes",
+        "method must be a fedlgm.mechanisms.method.Method, which Subject.of makes",
     ),
     "the bound as an argument": (strategy(bound=0.5), "mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)"),
     "seed as an argument": (run(seed=1), "overrides={'run.seed': 1}"),
     "epsilon of a study": (study(epsilon=8), "study has no argument 'epsilon'; a recipe has the key privacy.epsilon"),
     "epsilon of an advice": (lambda: simulations.recommend(epsilon=8), "recommend has no argument 'epsilon'"),
-    "progress as a truth value": (run(progress=True), "progress is a function"),
+    "progress as a truth value": (run(progress=True), "progress must be a function"),
     "unknown engine": (run(engine="rays"), "did you mean 'ray'?"),
     "a device as the engine": (run(engine="cuda"), "known: local, ray, flower"),
     "unknown recipe": (lambda: simulations.simulate("digit"), "did you mean 'digits'?"),
@@ -249,16 +249,16 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a compiled model": (run(model=torch.compile(nn.Linear(5, 2))), "compiled (OptimizedModule): pass the nn.Module"),
     "a scripted model": (run(model=torch.jit.script(nn.Linear(5, 2))), "pass the nn.Module from which it was made"),
     "a model without its data": (run(data=None), "the data 'digits' of the recipe were used: pass your own as data="),
-    "a model of two outputs": (run(model=nn.GRU(5, 2)), "wrap it in a module that returns the one"),
+    "a model of two outputs": (run(model=nn.GRU(5, 2)), "wrap it in a module that returns the tensor"),
     "BatchNorm": (
         run(model=nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))), "to_groupnorm replaces them",
     ),
-    "a loss of torch": (run(task=nn.CrossEntropyLoss()), "reduction='none'"),
+    "a torch loss": (run(task=nn.CrossEntropyLoss()), "reduction='none'"),
     "a mistyped mechanism": (run(mechanism="unifrom"), "did you mean 'uniform'?"),
     "a metric by name": (run(metrics="auc"), "metrics takes functions, such as {'auc': lambda outputs, targets"),
     "evaluate by name": (run(evaluate="auc"), "evaluate takes functions"),
     "an optimizer of torch": (run(server_optimizer=SGD), "is a torch optimizer, which steps on gradients: use 'sgd'"),
-    "a set of torch": (run(data=TensorDataset()), "or a torch data set is one part of two"),
+    "a set of torch": (run(data=TensorDataset()), "or a torch data set is only one of the two parts"),
     "a part of torch": (
         run(data={"train": TensorDataset(), "test": TensorDataset()}), "the torch data set TensorDataset: IndexError",
     ),
@@ -268,14 +268,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a mistyped schedule": (run(trainer="scheduled", overrides=SMALL | {"trainer.schedule": "cos"}), "known: linear"),
     "a mistyped precision": (run(trainer="float16"), "unknown trainer 'float16'"),
     "a metric without a function": (run(metrics={"auc": 3}), "must be a function (outputs, targets) -> number"),
-    "a metric for each example": (run(metrics={"a": lambda o, t: o}), "must give one number for the whole test set"),
+    "a metric for each example": (run(metrics={"a": lambda o, t: o}), "must return one number for the whole test set"),
     "an unknown option": (lambda: mechanisms.get("uniform", bounds=3), "did you mean 'bound'?"),
     "epsilon 0": (lambda: privacy.calibrate(0, 1e-5, steps=3), "epsilon must be finite and positive, got 0"),
     "an unknown rule": (lambda: fedlgm.allocation.allocate("equal", [1.0], [1], 1.0), "known: uniform"),
     # wrong types, and arguments that were forgotten
     "users as lists": (run(users=[[1, 2], [3]]), "lists of the examples of each client are data['clients']"),
     "two targets": (
-        run(data={"train": TABLE, "test": TABLE, "target": ["y", "a"]}), "a column is named by one text",
+        run(data={"train": TABLE, "test": TABLE, "target": ["y", "a"]}), "a column must be named by one string",
     ),
     "missing texts": (
         run(data={"train": TEXTS.assign(text=None), "test": TEXTS, "text": "text", "tokenizer": len, "target": "y"}),
@@ -287,7 +287,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "pixels as tokens": (on((X > 0).astype(int), Y), "other inputs are floats, such as x / 255"),
     "a series as the target": (
-        run(data={"train": TABLE, "test": TABLE, "target": TABLE["y"]}), "a column is named by one text, got Series",
+        run(data={"train": TABLE, "test": TABLE, "target": TABLE["y"]}), "must be named by one string, got Series",
     ),
     "a mistyped column": (
         run(data={"train": TABLE.assign(site="a"), "test": TABLE, "target": "y"}, users="sites"), "did you mean 'site'",
@@ -306,17 +306,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "AutoTokenizer.from_pretrained(...), got 'bert'",
     ),
     "progress without an argument": (run(progress=lambda: None), "is called with each round's row"),
-    "a number as the folder": (run(run_dir=3), "run_dir is a path, such as 'runs/first', got 3"),
-    "a number as the run": (lambda: simulations.resume(3), "run is a path"),  # type: ignore[arg-type]
-    "a list as the grid": (study(grid=["uniform"]), "grid maps keys to lists"),
+    "a number as the folder": (run(run_dir=3), "run_dir must be a path, such as 'runs/first', got 3"),
+    "a number as the run": (lambda: simulations.resume(3), "run must be a path"),  # type: ignore[arg-type]
+    "a list as the grid": (study(grid=["uniform"]), "grid must map keys to lists"),
     "a list as the search": (
-        lambda: simulations.tune(search=["training.lr"]), "search maps keys to lists of values",  # type: ignore[arg-type]
+        lambda: simulations.tune(search=["training.lr"]), "search must map keys to lists of values",  # type: ignore[arg-type]
     ),
     "delta in a string": (
         lambda: privacy.calibrate(1, "1e-5", steps=3), "delta must lie in (0, 1), got '1e-5'",  # type: ignore[arg-type]
     ),
     "names as figures": (lambda: simulations.difference("a", "b"), "takes numbers, one per seed"),  # type: ignore[arg-type]
-    "no ledger": (strategy(ledger=None), "ledger is a path"),
+    "no ledger": (strategy(ledger=None), "ledger must be a path"),
     "an example twice": (run(data=OWNED | {"clients": [[0, 0, 1], [2]]}), "a sample has one owner"),
     "an example that is not there": (run(data=OWNED | {"clients": [[0, 500], [2]]}), "names samples outside [0, 200)"),
     "no client": (run(data=OWNED | {"clients": 10}), "a list of sample numbers for each client"),
@@ -335,7 +335,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "layers in a list": (run(model=[nn.Linear(5, 2)]), "'list' is neither an nn.Module"),
     # studies
     "a grid by a bare key": (study(grid={"epsilon": [1, 2]}), "did you mean 'privacy.epsilon'?"),
-    "a grid of one value": (study(grid={"privacy.epsilon": 3}), "is a list of values, got 3"),
+    "a grid of one value": (study(grid={"privacy.epsilon": 3}), "must be a list of values, got 3"),
     "no seeds": (study(seeds=0), "at least 1, got 0"),
     "sides of two lengths": (lambda: simulations.difference([1, 2, 3], [1, 2]), "paired by seed"),
     # Flower apps

@@ -33,7 +33,7 @@ def test_a_correlation_of_ones_own_is_that_of_its_coefficients(tmp_path: Path) -
     ("noise", "message"),
     [
         (correlation.get("banded", 7, bands=2), "it is for 7 rounds, but the run has federation.rounds = 6"),
-        (3, "noise is a name such as 'banded'"),
+        (3, "noise must be a name such as 'banded'"),
         ("bandit", "privacy.noise"),
         ("given", "needs privacy.correlation"),
     ],

@@ -174,7 +174,7 @@ def test_statistics_do_not_pay_into_a_run_whose_clients_hold_other_rows(tmp_path
         ({"high": float("inf")}, "must be finite"),
         ({"high": 1.7e308}, "smaller than"),
         ({"unit": "user"}, "'example' or 'client'"),
-        ({"unit": "client", "users": None}, "name them by users="),
+        ({"unit": "client", "users": None}, "name them with users="),
     ],
 )
 def test_mistakes_are_named(given, words, tmp_path):

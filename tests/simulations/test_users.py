@@ -38,5 +38,5 @@ def test_a_study_a_search_and_a_recommendation_take_the_users_that_a_run_takes(t
 
 @pytest.mark.parametrize("function", [simulations.study, simulations.tune, simulations.recommend])
 def test_users_need_data(function) -> None:
-    with pytest.raises(DataError, match="users: names the users of data of your own"):
+    with pytest.raises(DataError, match="users names the users of your own data"):
         function(users=USERS)

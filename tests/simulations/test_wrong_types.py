@@ -79,7 +79,7 @@ def test_a_public_name_takes_wrong_types_or_refuses_them_in_one_sentence(package
         (lambda: fedlgm.KeyRing("seed"), "KeyRing: root must be a whole number, got 'seed'"),
         (
             lambda: fedlgm.allocation.allocate([1.0], "uniform", [3], 1.0),
-            "allocate: strategy must be a text, got [1.0]; clip must be a sequence of numbers, got 'uniform'",
+            "allocate: strategy must be a string, got [1.0]; clip must be a sequence of numbers, got 'uniform'",
         ),
         (
             lambda: lm_dp_sgd.aggregate(torch.ones(4, 3), 1.0),
@@ -98,7 +98,10 @@ def test_a_public_name_takes_wrong_types_or_refuses_them_in_one_sentence(package
             lambda: simulations.Recipe("digits"),
             "a Recipe takes its sections by name; load_recipe('digits') reads a recipe by its name",
         ),
-        (lambda: mechanisms.register(3.5, mechanisms.LayerwiseGaussian), "the name of a mechanism is a text, got 3.5"),
+        (
+            lambda: mechanisms.register(3.5, mechanisms.LayerwiseGaussian),
+            "the name of a mechanism must be a string, got 3.5",
+        ),
         (
             lambda: fedlgm.LayerTable.from_module(nn.Linear(5, 2), {"weight": "w"}.__getitem__),
             "group_by: KeyError: 'bias'",

@@ -91,7 +91,7 @@ class TestWhoseReply:
         federation.run(1)
         assert not federation.records[0].failures
         federation.run(1)
-        assert self.reasons(federation) == ["it answers no message of this round", "no reply in time"]
+        assert self.reasons(federation) == ["it does not answer a message of this round", "no reply in time"]
         assert torch.equal(sums[1], sum_without(2))
 
     def test_another_run_is_refused(self, federation):

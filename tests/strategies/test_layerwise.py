@@ -92,7 +92,7 @@ class TestCohorts:
 
         made = federate(ones, {"a": 4}, sampling=Sampling("poisson", 10, 0.2), multiplier=2.0)
         made.strategy.sampler = Own(Sampling("poisson", 10, 0.2), KeyRing(0))
-        with pytest.raises(PrivacyError, match="each of 10 participants once at most"):
+        with pytest.raises(PrivacyError, match="each of 10 participants only once"):
             made.run(1)
 
     def test_dropouts_leave_the_draw_alone(self):

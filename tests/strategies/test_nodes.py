@@ -87,7 +87,7 @@ def test_a_node_that_serves_any_client_is_refused(start):
 
 def test_a_node_of_one_client_is_refused_where_any_node_serves_any_client(federate):
     federation = federate(ones, {"a": 4}, grid=NodeGrid, nodes=AnyNode(wait=0.2))
-    with pytest.raises(RunError, match=r"serves client \d alone, but this run is a simulation"):
+    with pytest.raises(RunError, match=r"serves only client \d, but this run is a simulation"):
         federation.run(1)
 
 
@@ -106,7 +106,7 @@ def test_no_node_at_all(start):
 
 def test_clients_without_a_node_are_refused_or_begun_without(start):
     some = type("_", (NodeGrid,), {"clients": (0, 1, 2, 3, 4, 6, 7, 8)})
-    with pytest.raises(RunError, match=r"2 of 10 clients have no node after 0 s, the first is client 5.*quorum"):
+    with pytest.raises(RunError, match=r"2 of 10 clients have no node after 0 s, beginning with client 5.*quorum"):
         start(grid=some).run(1)
     with pytest.raises(RunError, match="2 of 10 clients have no node"):
         start("strict", grid=some, quorum=0.9).run(1)
@@ -276,7 +276,7 @@ OF_FLOWERS_APP = RAYS + "raise ValueError(f\"No {category} function registered w
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
-        (OF_FLOWERS_APP, r"its app is Flower's ClientApp, .*: make it app = clients.PrivateClientApp\(model\)$"),
+        (OF_FLOWERS_APP, r"its app is Flower's ClientApp, .*: use app = clients.PrivateClientApp\(model\)$"),
         ("ValueError: No query function registered with name 'default'", "clients.PrivateClientApp"),
         (RAYS + "ModuleNotFoundError: No module named 'mine'", "ModuleNotFoundError: No module named 'mine'$"),
     ],

@@ -44,14 +44,14 @@ class Step:
     [
         ({"model": 3}, "a model must be an nn.Module, got int"),
         ({"model": nn.Linear}, "a model must be an nn.Module, got the class Linear"),
-        ({"mechanism": 3}, "a mechanism is an object .*; got int"),
-        ({"mechanism": type(mechanisms.get("uniform"))}, "a mechanism is an object .*; got the class"),
+        ({"mechanism": 3}, "a mechanism must be an object .*; got int"),
+        ({"mechanism": type(mechanisms.get("uniform"))}, "a mechanism must be an object .*; got the class"),
         ({"optimizer": object()}, "server optimizer '<object>' has no step"),
         ({"optimizer": "adamm"}, "unknown server optimizer 'adamm'; known: sgd, momentum, adam, yogi"),
         ({"optimizer": Step(), "server_lr": 0.1}, "server_lr is the rate of a named optimizer"),
         ({"fraction_train": 0.5}, "no argument 'fraction_train': rate is the probability"),
         ({"min_available_nodes": 2}, "no argument 'min_available_nodes': clients is their number"),
-        ({"evaluate_metrics_aggr_fn": max}, r"evaluate on the server by start\(evaluate_fn=\.\.\.\)"),
+        ({"evaluate_metrics_aggr_fn": max}, r"evaluate on the server with start\(evaluate_fn=\.\.\.\)"),
         ({"proximal_mu": 0.1}, "add it to the loss under @app.train"),
         ({"eta": 0.1}, "server_lr is the rate"),
         ({"ratio": 0.1}, "no argument 'ratio': its arguments are in docs/how-to/flower-app.md"),
@@ -87,7 +87,7 @@ def test_optimizers_by_name_and_object(optimizer: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"grid": None}, r"grid is the first argument of the function under @app.main\(\), got NoneType"),
+        ({"grid": None}, r"grid must be the first argument of the function under @app.main\(\), got NoneType"),
         ({"initial_arrays": nn.Linear(3, 2).state_dict()}, "initial_arrays must be an ArrayRecord, got OrderedDict"),
         ({"train_config": {"lr": 0.1}}, "train_config must be a ConfigRecord, such as .* got dict"),
         ({"evaluate_fn": "accuracy"}, r"evaluate_fn must be a function \(round, arrays\), got 'accuracy'"),
@@ -187,7 +187,7 @@ def test_no_rounds_are_no_rounds(tmp_path: Path) -> None:
 def test_more_rounds_than_the_noise_covers_are_said(tmp_path: Path) -> None:
     made = strategy(tmp_path / "ledger.sqlite")
     made.transcript = dataclasses.replace(made.transcript, rounds=made.method.facts.rounds)
-    with pytest.warns(Notice, match="num_rounds = 99: the noise covers rounds = "):
+    with pytest.warns(Notice, match="num_rounds = 99 is ignored: the noise is calibrated to rounds = "):
         made.start(None, num_rounds=99)  # type: ignore[arg-type]
 
 
@@ -233,7 +233,7 @@ def test_other_initial_weights_are_noticed(tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             made.start(None, arrays if arrays is not None else made.initial_arrays(), num_rounds=0)
-    with pytest.warns(Notice, match="initial_arrays hold other weights"):
+    with pytest.warns(Notice, match="initial_arrays differ from the weights"):
         strategy(tmp_path / "ledger.sqlite", model).start(None, ArrayRecord(nn.Linear(3, 2).state_dict()), num_rounds=0)
 
 

@@ -60,7 +60,9 @@ class TestWhatAUsersOwnRaises:
             server_step(lambda lr, momentum: function(), 1.0, 0.0)
 
     def test_arguments_that_do_not_fit_differ_from_errors_inside(self) -> None:
-        with pytest.raises(ConfigError, match=r"'<made>' is made by \(lr, momentum\): too many positional arguments$"):
+        with pytest.raises(
+            ConfigError, match=r"'<made>' must be made by a call with \(lr, momentum\): too many positional arguments$"
+        ):
             server_step(made, 1.0, 0.0)
         with pytest.raises(ConfigError, match=r"^server optimizer '<failing>': TypeError: .*line \d+\)$"):
             server_step(failing, 1.0, 0.0)

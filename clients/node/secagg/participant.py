@@ -90,7 +90,7 @@ class Participant:
         session = self._session(attempt)
         cohort = self._cohort(session, adverts)
         if cohort.adverts.get(self._client) != Advert.of(session.advert):
-            raise Refusal("cohort", "this node's own advert is missing from the cohort, or is not the one that it made")
+            raise Refusal("cohort", "this node's own advert is missing from the cohort, or was changed")
         if len(cohort) < self._policy.min_cohort:
             raise Refusal("cohort", f"a cohort of {len(cohort)} nodes; min_cohort is {self._policy.min_cohort}")
         if problem := cohort.terms.problem(len(cohort)):
@@ -242,7 +242,7 @@ class Participant:
             raise Refusal(
                 "cohort",
                 "this node holds no keys for this attempt: it has made none, its state/rounds.sqlite was deleted or "
-                f"restored, or newer rounds took their place. It keeps the {self._store.kept} newest open rounds: let "
+                f"restored, or newer rounds replaced them. It keeps the {self._store.kept} newest open rounds: let "
                 "fewer runs ask it at a time",
             )
         return session

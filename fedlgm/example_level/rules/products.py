@@ -92,8 +92,8 @@ class ProductRule(Rule):
     weight lie in the order [p, d] of the product.
 
     Attributes:
-        arranged: whether the sums are in the order of the parameter, before anything is added, and where gradients
-            from `instantiate` are.
+        arranged: whether sums and gradients have the order of the parameter: before the first addition, and for
+        gradients from `instantiate`.
     """
 
     arranged = True

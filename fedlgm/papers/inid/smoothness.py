@@ -10,7 +10,7 @@ from fedlgm.papers.inid.objectives import Array, Objective
 
 
 def smoothness(objective: Objective, features: npt.ArrayLike) -> Array:
-    """Exact smoothness constants, shape [K]. NOT PRIVATE: use them only if they are public.
+    """Exact smoothness constants of these features, [K]. NOT PRIVATE: use them only if the features are public.
 
     Raises:
         DataError: the features have a wrong shape, or a feature is zero in every row.

@@ -42,7 +42,8 @@ def run(
     update: Tensor,
     memory: Tensor,
 ) -> None:
-    """Fill `update` [D] with local model minus `model`, or, without settings, with the gradient of a first batch.
+    """Fill `update` [D] with the trained model minus `model` or, without settings, with the gradient of the first
+    batch.
 
     Args:
         library: the kernel.

@@ -171,7 +171,7 @@ def _compile(instructions: InstructionSet, place: Path) -> None:
         )
     descriptor, made = tempfile.mkstemp(suffix=_PART, dir=place.parent)
     os.close(descriptor)
-    warnings.warn(Notice("compiling the training kernel, once on this machine: some seconds"), stacklevel=2)
+    warnings.warn(Notice("compiling the training kernel, once per machine; this takes some seconds"), stacklevel=2)
     try:
         options = [*_COMMON, *_FLAGS[instructions], str(_SOURCES[0]), "-o", made]
         done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=_LONGEST)
@@ -200,7 +200,7 @@ def _confirmed(place: Path) -> ctypes.CDLL:
     if answer(made) != _ANSWER:
         place.unlink(missing_ok=True)  # for another compiler
         raise ConfigError(
-            f"the native training kernel in {place} computes other bits than it should: use another compiler (CXX) or "
+            f"the native training kernel in {place} computes wrong bits: use another compiler (CXX) or "
             "training.kernel = 'torch'"
         )
     return made

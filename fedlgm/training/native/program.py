@@ -98,7 +98,9 @@ class _Walk:
 
     def __init__(self, module: nn.Module, layers: LayerTable, shape: tuple[int, ...]) -> None:
         if not is_plain_stack(module):
-            raise _UnknownError("models other than sequences of layers without hooks, frozen and shared parameters")
+            raise _UnknownError(
+                "models that are not plain sequences of layers, or that have hooks or frozen or shared parameters"
+            )
         places = {slot.name: slot.offset for slot in layers.slots()}
         shapes = {slot.name: tuple(slot.shape) for slot in layers.slots()}
         if shapes != {name: tuple(p.shape) for name, p in module.named_parameters()}:
@@ -123,7 +125,7 @@ class _Walk:
             self._add(name, child)
         self._order_activations()
         if not any(op[0] == _Kind.CONVOLUTION for op in self.ops) or len(self.ops) > _MOST:
-            raise _UnknownError(f"models of no layer with parameters or more than {_MOST} layers")
+            raise _UnknownError(f"models without a layer that has parameters, or with more than {_MOST} layers")
         if not self._flat or self._shape[1:] != (1, 1):
             raise _UnknownError("models whose outputs are images")
         if max(math.prod(op[i : i + 3]) for op in self.ops for i in (1, 4)) >= _LARGEST or not math.prod(shape):

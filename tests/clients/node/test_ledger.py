@@ -207,7 +207,7 @@ class TestWhatRowsProtect:
             charge(ledger, "a")
             assert ledger.epsilon(1e-5, CLIENT) > 0
             ledger.charge("b", EVENT, trust="local", run="run", round=2, data="d", protects=EXAMPLE)
-            with pytest.raises(LedgerError, match=r"protect \(example, add-remove\).* stays 'example'"):
+            with pytest.raises(LedgerError, match=r"protect \(example, add-remove\).* keep privacy.unit = 'example'"):
                 ledger.epsilon(1e-5, CLIENT)
 
     @pytest.mark.parametrize("protects", ["", "client, add-remove", "household"])

@@ -52,7 +52,7 @@ def test_distances_by_torch_fidelitys_network(weights):
 @installed
 def test_nothing_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match=f"no Inception weights at .*{WEIGHTS}: nothing is downloaded here"):
+    with pytest.raises(ConfigError, match=f"no Inception weights at .*{WEIGHTS}: fedlgm does not download it"):
         InceptionFeatures()
     assert not (tmp_path / "cache").exists()
     with pytest.raises(ConfigError, match="no Inception weights at"):

@@ -170,7 +170,7 @@ def test_methods_for_the_run_as_a_whole():
     assert scores.inside.mean() > scores.outside.mean()
     with pytest.raises(ConfigError, match="coin per round"):
         audited(of, watched(of), method="one-run")
-    with pytest.raises(ConfigError, match="shows nothing below 64"):
+    with pytest.raises(ConfigError, match="needs at least 64"):
         audited(of, watched(of, count=8, presence="run"), method="one-run")
 
 

@@ -176,7 +176,7 @@ def test_no_class_states_another_cost_of_its_coefficients():
 def test_noise_that_grows_beyond_what_can_be_represented_is_refused_where_a_run_is_described():
     """It grows a thousandfold a round and would be infinite in round 13."""
     steep = Correlation("own", 20, [1e-3, 1.0])
-    with pytest.raises(ConfigError, match=r"correlation 'own' has noise of more than 1e\+12 .* in round 4: "):
+    with pytest.raises(ConfigError, match=r"correlation 'own' makes more than 1e\+12 .* in round 4: "):
         RunFacts(1.0, Sampling("cyclic", 20, 0.25, 4), rounds=20, noise=steep)
     for name in correlation.names():
         correlation.get(name, 200).check_noise()

@@ -143,7 +143,7 @@ def test_pixels_that_are_no_interval_are_refused(pixels: tuple[float, ...]) -> N
 def test_pixels_are_for_images_alone() -> None:
     x, y = np.zeros((4, 3), dtype=np.float32), np.zeros(4, dtype=np.int64)
     for name in ("synthetic-20", {"train": (x, y), "test": (x, y)}):
-        with pytest.raises(ConfigError, match="pixels is for bundled sets of images"):
+        with pytest.raises(ConfigError, match="pixels is only for bundled sets of images"):
             data.load(name, pixels=(0, 1))
 
 

@@ -72,7 +72,7 @@ def test_an_attribute_of_celeba(tmp_path):
 def test_an_image_that_the_partition_file_leaves_out(tmp_path):
     folder = celeba(tmp_path / "celeba")
     (folder / "list_eval_partition.txt").write_text("\n".join(f"{i:06}.jpg {2 * (i % 2)}" for i in range(9)))
-    with pytest.raises(DataError, match=r"does not say of '000009\.jpg' whether it is for training"):
+    with pytest.raises(DataError, match=r"does not say whether '000009\.jpg' is for training"):
         data.load("image-folder", folder, image_size=8, attribute="Smiling")
 
 
@@ -181,7 +181,7 @@ def ragged(folder):
         (lambda folder: None, {}, r"needs data\.dir, a folder of images: '.*set' is not a folder"),
         (one_class, {}, "1 subfolders with images; give one subfolder per class"),
         (damaged, {}, r"000\.png is not a readable image"),
-        (short, {}, "6 images and no test image"),
+        (short, {}, "6 images, but no test image"),
         (by_class, {"channels": 2}, "channels must be 1 or 3"),
         (by_class, {"attribute": "Smiling"}, "no attribute file"),
         (celeba, {"attribute": "Bald"}, "no attribute 'Bald'; it has Smiling, Young"),

@@ -141,7 +141,7 @@ def test_a_class_that_only_private_rows_have_and_damaged_files_are_refused(files
     (tmp_path / "bad.parquet").write_text("no parquet")
     TABLE.to_csv(tmp_path / "german.csv", sep=";", index=False)
     with pytest.raises(
-        DataError, match=r"data\.file: '.*german.csv' is separated by ';', not by commas: write it with"
+        DataError, match=r"data\.file: '.*german.csv' has ';' between its columns, not commas: write it with"
     ):
         data.load("table", **files | {"file": tmp_path / "german.csv"}, target="out")
     for name in ("empty.csv", "bad.parquet"):

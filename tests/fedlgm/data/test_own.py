@@ -58,8 +58,8 @@ def test_own_sets_are_loaded_from_objects_functions_and_dotted_names(
     )
     assert load("my_sets:make").shape == (2,)
     for name, message in {
-        "my_sets:wrong": r"data set 'my_sets:wrong' must be a fedlgm.data.DataSet or .*; it is of type int",
-        "my_sets:x": r"it is of type ndarray",
+        "my_sets:wrong": r"data set 'my_sets:wrong' must be a fedlgm.data.DataSet or .*, not an object of type int",
+        "my_sets:x": r"not an object of type ndarray",
     }.items():
         with pytest.raises(DataError, match=message):
             load(name)
@@ -102,10 +102,10 @@ HOLES[4, 1] = np.nan
         (changed(clients=[]), r"clients: there must be at least one"),
         (changed(clients=[[0, 60]]), r"clients\[0\] names samples outside \[0, 60\)"),
         (changed(clients=[[-1]]), r"outside \[0, 60\)"),
-        (changed(clients=[[0], [1, 0]]), r"clients\[1\] names sample 0, which is taken"),
-        (changed(clients=[[1, 1]]), r"clients\[0\] names sample 1, which is taken"),
+        (changed(clients=[[0], [1, 0]]), r"clients\[1\] names sample 0, which another client has"),
+        (changed(clients=[[1, 1]]), r"clients\[0\] names sample 1, which another client has"),
         (changed(clients=[[0.5]]), r"clients\[0\] must be a list of sample numbers"),
-        (changed(clients=[[0]], users=Y), r"clients and users: give at most one"),
+        (changed(clients=[[0]], users=Y), r"clients and users: pass at most one"),
         (changed(users=Y[:3]), r"users must name the user of each of the 60"),
         (changed(users=[None if i % 2 else "a" for i in range(60)]), r"users: 30 of 60 rows have no user"),
         (changed(users=np.array([1, "a"] * 30, dtype=object)), r"users must all be numbers or all be names"),
@@ -252,10 +252,10 @@ def test_a_function_divides() -> None:
             "NaturalIdPartitioner",
             {"partition_by": "user"},
             ConfigError,
-            r"gives 7 clients, but federation.clients is 2",
+            r"makes 7 clients, but federation.clients is 2",
         ),
-        (lambda data, clients, seed: [[0]], {}, ConfigError, r"gives 1 clients, but federation.clients is 2"),
-        (lambda data, clients, seed: [[0], [0]], {}, DataError, r"names sample 0, which is taken"),
+        (lambda data, clients, seed: [[0]], {}, ConfigError, r"makes 1 clients, but federation.clients is 2"),
+        (lambda data, clients, seed: [[0], [0]], {}, DataError, r"names sample 0, which another client has"),
         (object(), {}, ConfigError, r"partition scheme '<object>' is neither one of iid"),
         (lambda data, clients, seed: None, {}, ConfigError, r"partition scheme '<lambda>': TypeError: 'NoneType'"),
         (lambda data, clients, seed: [][0], {}, ConfigError, r"IndexError: .*\(test_own.py, line \d+\)"),
@@ -301,5 +301,5 @@ def test_partitioners_come_without_plotting_and_the_rest_of_their_package_when_i
 @pytest.mark.parametrize("other", ["Ann", "ann ", " ann", "a\uff4en"])
 def test_two_spellings_of_one_user_are_pointed_out(other):
     """A person with two names is two units, for which no epsilon is stated."""
-    with pytest.warns(Notice, match="count as two: if they are one person, give them one name"):
+    with pytest.warns(Notice, match="count as two users: if they are one person, use one name"):
         DataSet.from_mapping({**ARRAYS, "users": [other if i % 2 else "ann" for i in range(60)]})

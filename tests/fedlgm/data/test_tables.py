@@ -132,7 +132,7 @@ def test_users_are_for_data_of_ones_own():
     x = np.zeros((3, 2))
     with pytest.raises(DataError, match=r"users = 'site' names a column, which arrays do not have"):
         data.load(data.with_users({"train": (x, [0, 1, 0]), "test": (x, [0, 1, 0])}, "site"))
-    with pytest.raises(DataError, match="users: names the users of data of your own"):
+    with pytest.raises(DataError, match="users names the users of your own data"):
         data.with_users("digits", "writer")
     x = np.zeros((3, 2))
     own = data.DataSet.from_arrays((x, [0, 1, 0]), (x, [0, 1, 0]))

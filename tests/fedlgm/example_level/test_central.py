@@ -92,7 +92,7 @@ def test_only_what_is_drawn_is_charged(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         model = torch.nn.Linear(1, 2)
         method = Method.of(model, mechanisms.get("dp-sgd"), facts)
-        with pytest.raises(ConfigError, match="needs facts with Poisson sampling and trust = 'central'"):
+        with pytest.raises(ConfigError, match="needs facts with sampling 'poisson' and trust = 'central'"):
             train(model, x, y, method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)
         assert ledger.position() == 0
 

@@ -120,5 +120,5 @@ def test_what_does_not_fit_is_refused():
     central = replace(plan, facts=RunFacts(1.0, Sampling("poisson", 20, 0.5)))
     with pytest.raises(ConfigError, match="local steps need a plan"):
         local_steps(trainer, FACTS.training, start, data(), central, KEYS, 1, 0)
-    with pytest.raises(ConfigError, match="samples its examples by Poisson"):
+    with pytest.raises(ConfigError, match="draws its examples by Poisson sampling"):
         made(facts=RunFacts(1.0, Sampling("poisson", 5, 1.0), "replace-one", "local", 3, max_participations=2))

@@ -69,7 +69,7 @@ class _Positions(nn.Module):
 @pytest.mark.parametrize("spread", [lambda p: p[0], lambda p: p[:1], lambda p: p.mean(0)], ids=["0", ":1", "mean"])
 def test_a_model_that_gives_one_example_the_positions_gradient_of_all_is_refused(spread):
     model, x, y = _Positions(spread), torch.arange(20).view(4, 5) % 7, torch.tensor([0, 1, 2, 1])
-    with pytest.raises(ConfigError, match=r"positions.*give each example a row"):
+    with pytest.raises(ConfigError, match=r"positions.*pass one row per example"):
         clipped_sum(model, x, y, clip=1.0, layers=LayerTable.from_module(model))
 
 

@@ -143,7 +143,7 @@ def test_a_round_that_is_missing_under_central_trust_is_noticed(charged):
 
 def test_a_ledger_of_another_recipe_is_noticed(charged):
     path, _ = charged
-    with pytest.raises(LedgerError, match="belongs to another recipe"):
+    with pytest.raises(LedgerError, match="does not belong to the recipe"):
         check(path, owner="another run")
     sql(path, "UPDATE meta SET value = 'another run'")
     with pytest.raises(LedgerError, match=r"was changed: row 1"):
@@ -301,7 +301,7 @@ class TestRunFolders:
         raw = tomllib.loads(file.read_text())
         raw[section][key] = value
         file.write_text(tomli_w.dumps(raw))
-        with pytest.raises(LedgerError, match="belongs to another recipe than the one beside it"):
+        with pytest.raises(LedgerError, match="does not belong to the recipe beside it"):
             ledger_report(run)
 
     def test_a_ledger_of_another_run_of_the_same_recipe_is_refused(self, run, tmp_path):

@@ -100,7 +100,7 @@ def test_a_protection_is_a_unit_and_a_relation(ledger, protects):
 @pytest.mark.parametrize(("first", "second"), [(CLIENT, ""), ("", CLIENT)])
 def test_rows_that_state_no_protection_are_not_added_to_rows_that_do(ledger, first, second):
     ledger.charge(GAUSS, round=1, key="1", protects=first)
-    with pytest.raises(LedgerError, match=r"states no protection.*state it for both"):
+    with pytest.raises(LedgerError, match=r"states no protection.*state unit and relation for both"):
         ledger.charge(GAUSS, round=2, key="2", protects=second)
     ledger.charge(GAUSS, round=2, key="2", protects=first)
     assert (ledger.position(), ledger.protects()) == (2, first)
@@ -118,7 +118,7 @@ def test_a_pure_release_of_almost_no_cost_can_be_charged(ledger):
         ({"unit": "dog"}, "unknown unit 'dog'"),
         ({"relation": "swap"}, "unknown relation"),
         ({"trust": "anybody"}, "unknown trust"),
-        ({"reason": "bounded\n\x1b[31mNOT PRIVATE"}, "reason is text of one line"),
+        ({"reason": "bounded\n\x1b[31mNOT PRIVATE"}, "reason must be one line of text"),
     ],
 )
 def test_a_guarantee_has_known_words(words, why):

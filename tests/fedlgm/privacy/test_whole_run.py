@@ -152,7 +152,7 @@ class TestPlans:
         method = self.method()
         plan = method.mechanism.plan(self.layers, method.facts, Transcript(0, (np.zeros(1),)))  # type: ignore[arg-type]
         for figure in ("event", "repeated_event", "round_sigma", "noise_norms"):
-            with pytest.raises(PrivacyError, match=r"make plans by Method\.plan"):
+            with pytest.raises(PrivacyError, match=r"make plans with Method\.plan"):
                 getattr(plan, figure)
 
     def test_more_rounds_than_planned_are_not_covered(self):

@@ -227,7 +227,7 @@ def data_of(y: Any, classes: int | None = None) -> DataSet:
         ("regression", [0.5, math.nan], r"1 of the training targets are NaN or infinite, the first at index \(1,\)"),
         ("regression", ["a", "b"], r"needs numbers as targets"),
         ("binary", [0, 2], r"needs targets 0 and 1, but the training targets hold 2: .* 'classification'"),
-        ("next-token", [[0.5, 1.0]], r"needs integer targets \(the number of a token\)"),
+        ("next-token", [[0.5, 1.0]], r"needs integer targets \(each the number of a token\)"),
         (Margin(), [1.0, math.inf], r"NaN or infinite"),
     ],
 )

@@ -208,7 +208,7 @@ def test_the_warm_up_trains_as_the_recipe_does() -> None:
 
 def test_updates_that_lower_no_loss_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulations.advice.recommend.score", lambda *_: 0.0)
-    with pytest.raises(ConfigError, match="does not lower the loss"):
+    with pytest.raises(ConfigError, match="never lowers the loss"):
         simulations.recommend(
             model=nn.Linear(6, 3), data={"train": None, "test": PUBLIC}, public="test", examples=500,
             overrides={"privacy.delta": 1e-4} | SHORT,
@@ -288,6 +288,6 @@ def test_verdicts() -> None:
         verdict({"gaussian": 1.0, "uniform": 1.01}, "client")
         == "use gaussian: no other rule is expected to be better by a fifth."
     )
-    assert "uniform is expected to be worth 2.00" in verdict({"gaussian": 1.0, "uniform": 2.0}, "client")
+    assert "uniform is expected to reach 2.00" in verdict({"gaussian": 1.0, "uniform": 2.0}, "client")
     assert verdict({"gaussian": 1.0, "uniform": 0.1}, "example").endswith("avoid uniform.")
     assert len({len(line) for line in bars({"gaussian": 1.0, "uniform": 1e-9, "snr-consistent": 1e9})}) <= 2

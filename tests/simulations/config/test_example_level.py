@@ -35,7 +35,7 @@ from tests.support.example_level import central, federated
         (["federation.server_lr=0.5"], "server_lr: a round is one step here"),
         (["federation.clients=4", "federation.rate=0.5"], "every client takes part in every step"),
         (["privacy.trust=local"], "training.sampling_rate is needed where clients noise their own steps"),
-        (["mechanism.style=auto-s"], "is a separate mechanism: mechanism.name = 'auto-s'"),
+        (["mechanism.style=auto-s"], "is a separate mechanism: set mechanism.name = 'auto-s'"),
         (["mechanism.allocation=snr-consistent"], "style 'flat' has one bound and one noise scale"),
         (["mechanism.style=ghost"], "unknown style 'ghost'; known: flat, per-layer"),
     ],
@@ -53,13 +53,13 @@ def test_recipes_that_do_not_fit_are_refused(changes, words):
         (lambda: federated("training.batch_size=900"), "batch_size = 900 is more than the .* of the largest client"),
         (
             lambda: central("training.batch_size=1442", "privacy.epsilon=1e-5", "federation.rounds=1000000"),
-            r"after 1000000 releases: .*; federation.rounds = 3906 would do, with a noise multiplier of 4.\d+e\+06",
+            r"after 1000000 releases: .*; federation.rounds = 3906 would suffice, with .* of 4.\d+e\+06",
         ),
         (
             lambda: central("privacy.epsilon=1e-3", "privacy.delta=1e-30"),
             (
-                r"epsilon=0.001, .* after 12 releases: .* no number of steps would do: the least epsilon that the rdp "
-                r"accountant shows at this delta is 0.\d+; raise privacy.epsilon"
+                r"epsilon=0.001, .* after 12 .* no number of steps would meet the budget: the least epsilon that "
+                r"the rdp accountant shows at this delta is 0.\d+; raise privacy.epsilon"
             ),
         ),
     ],

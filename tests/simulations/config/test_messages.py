@@ -25,7 +25,7 @@ SAID = {
     "mechanism.variant=published": "mechanism 'snr-consistent': only clip = 'med' has a published variant",
     "mechanism.typo=1": "mechanism 'snr-consistent' has no option 'typo'; known: bound",
     "model.name=typo": "model.name: unknown model 'typo'; known: logistic",
-    "model.hidden=0": "model.hidden must be a list of integers >= 1 (one a hidden layer), got 0",
+    "model.hidden=0": "model.hidden must be a list of integers >= 1 (one per hidden layer), got 0",
     "model.activation=typo": "model.activation: unknown activation 'typo'; known: tanh",
     "model.width=3": "model 'mlp': unknown option 'width'; its options: hidden, activation",
     "task.name=typo": "task.name: unknown task 'typo'; known: classification",
@@ -159,5 +159,5 @@ def test_a_recipe_from_values_is_refused_in_the_words_of_a_recipe_from_a_file(ma
 
 @pytest.mark.parametrize("values", ["digits", [1], {1: 2}, None])
 def test_values_that_are_no_mapping_of_sections_are_refused(values):
-    with pytest.raises(ConfigError, match="a recipe's values are a mapping of its sections"):
+    with pytest.raises(ConfigError, match="a recipe's values must be a mapping of its sections"):
         Recipe.model_validate(values)

@@ -125,7 +125,7 @@ REFUSED = {
     ),
     "correlated, local": (
         {"privacy": {"noise": "banded", "trust": "local", "max_participations": 3}},
-        ["needs privacy.trust = 'central'", "seen alone", "independent noise has the least last and largest error"],
+        ["needs privacy.trust = 'central'", "sees every upload", "independent noise already has the least final"],
     ),
     "correlated, local, without a cap": (
         {"federation": CYCLE, "privacy": {"noise": "banded", "trust": "local"}}, ["needs privacy.trust = 'central'"],
@@ -140,7 +140,7 @@ REFUSED = {
     "no such cycle": ({"federation": {"sampling": "cyclic", "rate": 0.3}}, ["federation", "1/3", "rate is 0.3"]),
     "too few clients": (
         {"federation": {"sampling": "min-separation", "rate": 0.25}, "privacy": {"min_separation": 5}},
-        ["population of at least 25, but there are 20"],
+        ["population of at least 25, not 20"],
     ),
     "probability above one": (
         {"federation": {"sampling": "grouped-poisson", "rate": 0.3}, "privacy": {"min_separation": 4}},

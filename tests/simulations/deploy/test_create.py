@@ -268,7 +268,7 @@ def test_a_recipe_becomes_that_of_the_deployment():
     assert work_of(deployed(layers, 4))["mechanism"]["style"] == "per-layer"
     for change, message in (
         ("federation.dropout=0.1", "simulated"), ("federation.stragglers=0.1", "simulated"),
-        (["mechanism.clip=med", "mechanism.variant=published"], "real nodes make sound releases only"),
+        (["mechanism.clip=med", "mechanism.variant=published"], "real nodes make only sound releases"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             deployed(recipes.load("nodes", [change] if isinstance(change, str) else change), 5)

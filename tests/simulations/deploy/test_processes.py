@@ -98,7 +98,7 @@ def test_a_supernode_states_its_id_at_the_head_of_its_log(folder: DeploymentFold
 )
 def test_a_damaged_record_of_processes_is_named(folder: DeploymentFolder, text: str) -> None:
     folder.processes_file.write_text(text)
-    with pytest.raises(RunError, match=r"processes\.json is damaged .*: delete it, and what `up` started"):
+    with pytest.raises(RunError, match=r"processes\.json is damaged .*: delete it: the processes that `up` started"):
         processes.down(folder)
     assert folder.processes_file.read_text() == text
 
@@ -225,7 +225,7 @@ def test_a_killed_supernode_is_told_from_a_connected_one(
     commands.status(folder.path)
     said = capsys.readouterr().out
     assert "answers and counts 2 nodes as connected" in said
-    assert "node1: no SuperNode that `up` started runs here; the SuperLink counts a killed one as connected" in said
+    assert "node1: none of the SuperNodes that `up` started runs here; the SuperLink counts a killed SuperNode" in said
     assert "node1: its service answers no questions: its ledger was rolled back" in said
     assert "node0:" not in said
 

@@ -309,7 +309,7 @@ def test_the_flower_app_continues_a_run_with_its_own_recipe_only(tmp_path):
     folder = new_folder.create(tmp_path / "run", settled(recipes.load("digits", ["training.lr=0.01"])))
     config = {"run-dir": str(folder.path), "recipe": "digits", "set": ""}
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
-    with pytest.raises(FedlgmError, match="another recipe than the run config"):
+    with pytest.raises(FedlgmError, match="a different recipe from the run config"):
         make_server_app()(LocalGrid(None), context)
     assert not folder.metrics.path.exists()
 

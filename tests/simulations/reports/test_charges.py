@@ -72,7 +72,7 @@ class TestGroups:
     def test_rounds_of_one_mechanism_are_not_said_to_have_had_that_noise(self):
         recipe = recipes.load("correlated-digits")
         (note,) = how_to_read(recipe, [group(recipe, gaussian_event(2.0), (1, -1))])
-        assert "not what noise they had" in note
+        assert "not the noise that they had" in note
 
     def test_what_is_not_private_is_called_so(self):
         recipe = recipes.load("ladp-fashion-mnist-published")

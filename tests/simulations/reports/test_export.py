@@ -138,7 +138,7 @@ def test_what_cannot_be_exported(
         exporting.export(tmp_path)
     with pytest.raises(RunError, match="cannot write"):
         exporting.export(run["run"], "pt", tmp_path / "nowhere" / "model.pt")
-    with pytest.raises(RunError, match="parameters, but the one given has 6"):
+    with pytest.raises(RunError, match="parameters, but the given model has 6"):
         exporting.load_model(run["run"], nn.Linear(2, 2))
     new_folder.create(tmp_path / "unfinished", tiny())
     with pytest.raises(RunError, match="not finished"):

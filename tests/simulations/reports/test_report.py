@@ -136,7 +136,7 @@ def test_files_that_a_recipe_names_are_not_pictured_in_public(
     recipe = folder.recipe()
     own = recipe.model_copy(update={"data": recipe.data.model_copy(update={"name": name})})
     monkeypatch.setattr(RunFolder, "recipe", lambda self: own)
-    assert "it is shown with --private" in report._division(folder, private=False)
+    assert "`fedlgm report --private` shows it" in report._division(folder, private=False)
 
 
 @pytest.mark.slow

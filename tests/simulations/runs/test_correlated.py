@@ -188,7 +188,7 @@ def test_other_coefficients_are_refused(correlated, tmp_path, monkeypatch):
         return correlation.Correlation(name, rounds, found.coefficients * (1 - 1e-15))
 
     monkeypatch.setattr(correlation, "get", off)
-    with pytest.raises(RunError, match="other coefficients than this machine computes"):
+    with pytest.raises(RunError, match="coefficients that differ from those that this machine computes"):
         launch.resume(folder.path)
 
 

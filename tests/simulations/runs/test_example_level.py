@@ -226,7 +226,7 @@ def test_nothing_is_gained_from_sampling_clients(many):
 
 def test_a_client_at_its_limit_stays_out_and_the_run_goes_on(tmp_path):
     recipe = federated("privacy.max_participations=2", "federation.rate=1", "federation.rounds=4")
-    with pytest.warns(Notice, match=r"clients 0, 1, 2, 3, 4, 5 have made all the releases that their budget allows"):
+    with pytest.warns(Notice, match=r"clients 0, 1, 2, 3, 4, 5 are not invited again"):
         result = launch.simulate(recipe, run_dir=tmp_path / "run")
     rows = RunFolder.open(tmp_path / "run").rows(private=True)
     assert [row["present"] for row in rows] == [6, 6, 0, 0]

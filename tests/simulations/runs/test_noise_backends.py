@@ -80,7 +80,7 @@ def test_a_run_is_only_resumed_where_its_noise_can_be_drawn(tiny, tmp_path):
         ({"privacy": {"noise_backend": "triton"}}, {"training": {"device": "cuda"}, "privacy": {}})
     ):
         new_folder.create(tmp_path / str(number), tiny(**sections))
-        with pytest.raises(RunError, match="can only be resumed where it can draw the same noise"):
+        with pytest.raises(RunError, match="can be resumed only where it can draw the same noise"):
             launch.resume(tmp_path / str(number))
 
 

@@ -129,7 +129,7 @@ def test_a_changed_recipe_is_refused_and_nothing_changes(cut):
     file = cut / "recipe.toml"
     file.write_text(file.read_text().replace("epsilon = 8.0", "epsilon = 1.0"))
     before = contents(cut)
-    with pytest.raises(LedgerError, match="belongs to another recipe"):
+    with pytest.raises(LedgerError, match="does not belong to the recipe"):
         launch.resume(cut)
     assert contents(cut) == before
 

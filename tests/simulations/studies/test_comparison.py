@@ -100,7 +100,7 @@ def test_without_methods_the_recipes_own_is_compared_with_plain_ones(name, overr
 @pytest.mark.parametrize("key", ["mechanism.name=gaussian", "mechanism.variant=published", "name=mine"])
 def test_what_names_the_runs_is_not_set_for_all_of_them(key: str) -> None:
     """All runs were then of one mechanism, under the names of the others."""
-    with pytest.raises(ConfigError, match="the runs of a comparison are named by it"):
+    with pytest.raises(ConfigError, match="the names of a comparison's runs hold this key"):
         small(("uniform", "gaussian"), 1, key)
 
 
@@ -139,10 +139,10 @@ def test_a_mechanism_of_ones_own_is_compared_by_its_dotted_name(tmp_path, monkey
         ((), (), "different"),
         (("ladp",), ("mechanism.kappa=2.0",), "kappa"),
         (("ladp",), ("full-dp/mechanism.bound=2.0",), "not among"),
-        (("ladp",), ("ladp/privacy.epsilon=2",), "comes from --epsilon"),
-        (("ladp",), ("ladp/run.seed=2",), "comes from --seeds"),
-        (("ladp",), ("ladp/mechanism.name=gaussian",), "comes from --methods"),
-        (("ladp",), ("ladp/data.partition=iid",), "comes from --partition"),
+        (("ladp",), ("ladp/privacy.epsilon=2",), "set it with --epsilon"),
+        (("ladp",), ("ladp/run.seed=2",), "set it with --seeds"),
+        (("ladp",), ("ladp/mechanism.name=gaussian",), "set it with --methods"),
+        (("ladp",), ("ladp/data.partition=iid",), "set it with --partition"),
         (("ladp",), ("mechanism.score_cap=-1.0",), "score_cap"),
         (("ladp",), ("federation.cohorts=3",), "federation.cohorts"),
     ],

@@ -103,5 +103,5 @@ def test_a_ledger_that_does_not_fit_ends_the_set(tmp_path: Path) -> None:
     todo, out = compared("uniform", seeds=1), tmp_path / "set"
     running.run(todo, out)
     (out / todo[0].folder / "ledger.sqlite").unlink()
-    with pytest.raises(LedgerError, match="what they have spent is not known"):
+    with pytest.raises(LedgerError, match="their cost is not known"):
         running.run(todo, out)

@@ -159,7 +159,7 @@ class TestWhatAComparisonCosts:
     @pytest.mark.parametrize(
         ("more", "partitions", "why"),
         [
-            ([], ("iid", "dirichlet"), "a client holds other data in each partition"),
+            ([], ("iid", "dirichlet"), "a client holds different data in each partition"),
             (
                 ["gaussian/privacy.relation=replace-one"],
                 ("iid",),
@@ -194,7 +194,7 @@ class TestWhatAComparisonCosts:
         changes |= {key: values[0] for key, values in grid.items()}
         found = simulations.study("digits", grid=grid, seeds=1, folder=tmp_path, overrides=changes)
         assert found.joint["epsilon"] is None
-        assert "holds other data in each partition" in found.joint["why"]
+        assert "holds different data in each partition" in found.joint["why"]
 
     @pytest.mark.parametrize(
         ("key", "values", "alike"),

@@ -39,7 +39,7 @@ def test_best_neighbours_and_edges() -> None:
         ({"training.lr": [0.1]}, 3, "at least 2 values"),
         ({"training.lr": 0.1}, 3, "at least 2 values"),
         ({"privacy.epsilon": [1, 2]}, 3, "in the grid and in the search"),
-        ({}, 3, "search is a mapping"),
+        ({}, 3, "search must be a mapping"),
         ({"training.rate": [1, 2]}, 3, "training.rate: unknown key"),
     ],
 )

@@ -30,7 +30,7 @@ def test_they_are_kept_over_runs(file):
     later = LedgerPositions(file, KEYS)
     assert later.get(0) == at(3)
     assert later.get(1) is None
-    assert "rolled back: 2 releases, 3 were signed for" in later.problem(0, at(2))
+    assert "rolled back: it has 2 releases, but its service signed for 3" in later.problem(0, at(2))
     assert "rolled back" in later.problem(0, Position.signed("ledger", 3, "another head", SIGNERS[0]))
     assert "replaced" in later.problem(0, at(9, ledger="another"))
     assert later.problem(0, at(4)) == ""

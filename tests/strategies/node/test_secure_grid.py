@@ -226,7 +226,7 @@ def test_a_round_for_fewer_nodes_than_the_threshold_asks_none(secure, monkeypatc
                       shares=shares)  # fmt: skip
     monkeypatch.setattr(secure_nodes, "facts", lambda: capped)
     one_of_five_may_be_missing(secure)
-    with pytest.warns(Notice, match="have made all the releases that their budget allows"):
+    with pytest.warns(Notice, match="are not invited again"):
         secure.run(4)
     assert [len(report.answered) for report in secure.reports] == [4, 4, 0, 0]
     assert sum(secure.charges()) == 8
