@@ -263,6 +263,10 @@ class RunError(FedlgmError):
     """A run folder that cannot be created, resumed or read, or a run that failed."""
 
 
+class DiskError(RunError):
+    """A run's files cannot be written or read, for example because the disk is full."""
+
+
 class DivergedError(RunError):
     """Training whose model is no longer finite; the rounds before it are kept.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -14,8 +15,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import ConfigError, DiskError, RunError
 
+_OF_DISKS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file is larger than is permitted",
+    errno.EROFS: "the file system is read-only",
+}
+_OF_NAMES = dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file has the name of a folder, or a folder that of a file")
 PRIVATE = 0o600
 """Mode of a file that only its owner may read."""
 PUBLIC = 0o666
@@ -112,6 +120,48 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
     finally:
         partial.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def why(error: OSError) -> str:
+    """The reason of an error of the system, with the file that it names, for messages.
+
+    Example:
+        >>> why(OSError(errno.ENOSPC, "No space left on device", "runs/first/metrics.jsonl"))
+        'runs/first/metrics.jsonl: the disk is full'
+    """
+    reason = (_OF_DISKS | _OF_NAMES).get(error.errno or 0, error.strerror) or str(error)
+    return reason if error.filename is None else f"{error.filename}: {reason}"
+
+
+@contextmanager
+def disk_errors(folder: Path, what: str) -> Iterator[None]:
+    """Say in one sentence what the system refused in a block that writes a folder; other errors pass unchanged.
+
+    Args:
+        folder: the folder.
+        what: noun for it, for the message.
+
+    Raises:
+        DiskError: a disk is full or may not be written, or a file of the folder cannot be used.
+
+    Example:
+        >>> with disk_errors(Path("runs/first"), "run"):
+        ...     raise OSError(errno.ENOSPC, "No space left on device")
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.DiskError: cannot work on the run runs/first: the disk is full; ...
+    """
+    try:
+        yield
+    except OSError as error:
+        named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else None
+        inside = named is not None and named.absolute().is_relative_to(folder.absolute())
+        if error.errno not in _OF_DISKS and not inside:
+            raise
+        raise DiskError(
+            f"cannot work on the {what} {folder}: {why(error)}; it takes a user who owns its files, and a disk with "
+            "free space that can be written"
+        ) from error
 
 
 def write_whole(target: Path, save: Callable[[Path], Any]) -> None:

@@ -254,8 +254,9 @@ def simulate(
         data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index arrays]} of NumPy arrays
             x [n, ...] and y [n, ...], with "clients" or "users" [n] if the data have their own clients; otherwise the
             recipe's partition divides the training set. Both parts may also be pandas frames or `datasets.Dataset`
-            objects (see `fedlgm.data.tables`). With this argument the public seed of a bundled recipe is dropped, and
-            if there are fewer than 20 clients all of them take part in every round.
+            objects (see `fedlgm.data.tables`). With this argument the public seed of a bundled recipe is dropped,
+            unless your recipe file or overrides state it, and if there are fewer than 20 clients all of them take part
+            in every round of a bundled recipe.
         users: the column of such tables that names each example's user, or the users of the training examples [n].
         mechanism: a `fedlgm.Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of each client.

@@ -120,8 +120,7 @@ def recipe_of(
     own.into(raw)
     bundled = own.data is not None and (recipe is None or recipe in recipes.names())
     if bundled:
-        raw["name"] = "own-data"  # a bundled recipe's name and public seed belong to its public data
-        raw.get("run", {}).pop("seed", None)
+        raw["name"] = "own-data"  # a bundled recipe's name belongs to its public data
         if raw["data"]["partition"] == "natural":
             few_sites(raw)
     for changes in (names, keys, overrides):

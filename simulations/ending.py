@@ -81,6 +81,7 @@ def ending(command: Callable[[], object]) -> None:
         command: the command, which may raise anything.
     """
     from fedlgm.errors import FedlgmError, out_of_memory
+    from fedlgm.files import why
 
     _said.clear()  # a process may run several commands, one after the other
     _leaving.clear()
@@ -103,7 +104,7 @@ def ending(command: Callable[[], object]) -> None:
         if not isinstance(error, (FedlgmError, OSError)) and not out_of_memory(error):
             raise
         _err.print("error: ", style="bold red", end="")
-        _err.print(str(error) or "out of memory")
+        _err.print((why(error) if isinstance(error, OSError) else str(error)) or "out of memory")
         _leave(2)
 
 

@@ -114,7 +114,7 @@ def resume(
     except ConfigError as error:
         raise RunError(f"{run} can be resumed only where it can draw the same noise: {error}") from error
     _check_trackers(assembly.recipe, trackers, chosen)
-    with chosen.started(assembly) as serve:
+    with chosen.started(assembly) as serve, folder.written():
         return serve(assembly, folder, progress, trackers)
 
 

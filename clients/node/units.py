@@ -152,13 +152,14 @@ class SingleExamples:
             return ClientData(data.x, targets(data.y))
         except Exception:
             _log.exception("the task does not take all targets of this node: examples with other targets are left out")
-        taken = targets(torch.zeros_like(data.y[:1]))[:0]
-        rows = list[int]()
+        like = targets(torch.zeros_like(data.y[:1]))
+        taken: dict[int, torch.Tensor] = {}
         for row in range(len(data)):
             with contextlib.suppress(Exception):
-                taken = torch.cat([taken, targets(data.y[row : row + 1])])
-                rows.append(row)
-        return ClientData(inputs.take(data.x, rows), taken)
+                found = targets(data.y[row : row + 1])
+                if (found.shape, found.dtype) == (like.shape, like.dtype):
+                    taken[row] = found
+        return ClientData(inputs.take(data.x, list(taken)), torch.cat([like[:0], *taken.values()]))
 
     def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
         """See `WholeData.contributions`."""

@@ -109,7 +109,8 @@ def train(
         )
     if facts.sampling.population != len(y):
         raise ConfigError(f"the facts count {facts.sampling.population} examples, but the data have {len(y)}")
-    batches = batch_keys(keys, digest_of(x, y))
+    # Also of the ledger: sampling amplifies a training on one ledger only by other draws than those on another.
+    batches = batch_keys(keys, digest_of(x, y) + ledger.identity().encode())
     transcript = Transcript.start(trainer.weights.clone())
     for step in range(1, facts.rounds + 1):
         plan = method.plan(transcript)

@@ -181,6 +181,11 @@ class Ledger:
         found = self._rows("SELECT value FROM meta WHERE key = 'owner'")
         return str(found[0][0]) if found else ""
 
+    def identity(self) -> str:
+        """A name that no other ledger has, also of the same owner; empty for a ledger of an earlier version."""
+        found = self._rows("SELECT value FROM meta WHERE key = 'identity'")
+        return str(found[0][0]) if found else ""
+
     def head(self) -> Head:
         """The ledger's current head."""
         found = self._rows("SELECT number, head FROM charges ORDER BY number DESC LIMIT 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import secrets
 import shutil
 import sqlite3
 from contextlib import closing
@@ -47,7 +48,7 @@ def create(path: Path, owner: str) -> None:
     """
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(SCHEMA)
-        db.execute("INSERT INTO meta VALUES ('owner', ?)", (owner,))
+        db.executemany("INSERT INTO meta VALUES (?, ?)", [("owner", owner), ("identity", secrets.token_hex(16))])
         db.commit()
         data = db.serialize()
     try:

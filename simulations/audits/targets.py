@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,17 +105,27 @@ def audit_recipe(
     """
     extra = [*overrides, *([f"mechanism.variant={variant}"] if variant else [])]
     assembly = Assembly(settled(recipes.load(recipe, extra)))
-    _refuse_own_steps(assembly.recipe)
+    _refuse_own_steps(assembly)
     return audit.mechanism(subject_of(assembly, f"recipe {assembly.recipe.name}"), progress)
 
 
-def _refuse_own_steps(recipe: recipes.Recipe) -> None:
-    if recipe.training.sampling_rate is not None:  # which only local steps have
-        raise ConfigError(
-            f"{recipe.name}: its clients add noise to every local step and send only the sum of the "
-            "steps: there is no single release to audit; audit the mechanism, or a recipe with "
-            "privacy.trust = 'central'"
-        )
+def _refuse_own_steps(assembly: Assembly) -> None:
+    """Refuse clients that noise their own steps; the command in the message audits one client's steps as releases."""
+    recipe = assembly.recipe
+    if recipe.training.sampling_rate is None:  # which only local steps have
+        return
+    facts, mechanism = assembly.facts, recipe.mechanism
+    epsilon, delta = facts.budget()
+    steps = facts.releases * (facts.steps.count if facts.steps else 1)
+    options = [f"--set {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in mechanism.options.items()]
+    command = (
+        f"fedlgm audit {mechanism.name} --epsilon {epsilon:g} --delta {delta:g} --rounds {steps} "
+        f"--rate {recipe.training.sampling_rate:g}"
+    )
+    raise ConfigError(
+        f"{recipe.name}: its clients add noise to every local step and send only the sum of the steps, so there is no "
+        f"single release to audit; audit the steps of one client: {' '.join([command, *options])}"
+    )
 
 
 def subject_of(assembly: Assembly, name: str) -> Subject:
@@ -144,7 +156,7 @@ def audit_run(
     """
     started = time.perf_counter()
     folder = RunFolder.open(Path(run))
-    _refuse_own_steps(folder.recipe())
+    _refuse_own_steps(Assembly(folder.recipe(), own or Own()))
     result = folder.finished()
     objects, given = folder.provenance.read().get("objects"), own or Own()
     if objects and not given:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from fedlgm import data, mechanisms
+from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
+from simulations.config import public_seed
 from simulations.config.messages import OPTIONS, SECTIONS
 from simulations.config.named_sections import READING
 
@@ -24,8 +25,8 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
 
     With another mechanism, variant or partition scheme, options that it does not have are removed, and with another
     model all keys of [model] but `seed`. `rate` and `cohort` of [federation] replace each other. The title is removed
-    if keys outside [run] change, because it describes the recipe as written. A seed is removed with the published data
-    that it belongs to (see `without_public_seed`).
+    if keys outside [run] change, because it describes the recipe as written. A bundled recipe's seed is removed with
+    its published data (see `public_seed.drop`).
 
     Args:
         raw: changed in place.
@@ -63,10 +64,9 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
             sections.get(section, {}).pop(keys[0], None)
         else:
             sections.setdefault(section, {})[keys[0]] = parsed
-    before = name_of_data(raw)
     for section, values in sections.items():
         raw[section] = laid_over(section, raw.get(section, {}), values)
-    without_public_seed(raw, before, sections.get("run"))
+    public_seed.drop(raw)
     if changed - {"name", "run"} and "title" not in changed:
         raw.pop("title", None)
 
@@ -121,31 +121,6 @@ def removes(section: str, key: str, value: Any) -> bool:
         (True, False)
     """
     return bool(value == "none") and not (key and _NAMING.get(section) == key)
-
-
-def name_of_data(raw: Mapping[str, Any]) -> Any:
-    """Name of the data set in a recipe's plain values; None if there is none."""
-    section = raw.get("data")
-    return section.get("name") if isinstance(section, Mapping) else None
-
-
-def without_public_seed(raw: dict[str, Any], before: Any, chosen: Any) -> None:
-    """Remove the seed if own data replace a published set, since the noise of a known seed can be drawn again.
-
-    Args:
-        raw: changed in place.
-        before: name of the set to which the seed belongs.
-        chosen: the section [run] that comes with the own data; a seed in it stays.
-
-    Example:
-        >>> raw = {"data": {"name": "table"}, "run": {"seed": 7}}
-        >>> without_public_seed(raw, "digits", chosen=None)
-        >>> raw["run"]
-        {}
-    """
-    replaced = data.is_bundled(before) and not data.is_bundled(name_of_data(raw))
-    if replaced and not (isinstance(chosen, Mapping) and "seed" in chosen) and isinstance(raw.get("run"), dict):
-        raw["run"].pop("seed", None)
 
 
 def laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from fedlgm.noised_by import NoisedBy
 from fedlgm.noised_by import get as noised_by
 from fedlgm.noised_in_shares import Shares
 from fedlgm.privacy.guarantee import Relation, Unit
-from simulations.config import extends, messages
+from simulations.config import extends, messages, public_seed
 from simulations.config.client_level import ClientLevel
 from simulations.config.example_level import ExampleLevel
 from simulations.config.named_sections import Data, MechanismSection, Model, TaskSection, TrainerSection
-from simulations.config.overrides import Overrides, laid_over, name_of_data, override, removes, without_public_seed
+from simulations.config.overrides import Overrides, laid_over, override, removes
 from simulations.config.sections import Deployment, Distributed, Federation, Privacy, Risk, Run, Section, Training
 from simulations.config.unit import UnitKind
 from simulations.config.user_level import UserLevel
@@ -280,14 +280,14 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
     raw = extends.read(path, depth, _DEEPEST, "recipes")
     base = raw.pop("extends", None)
     merged = {} if base is None else _read(_locate(str(base)), depth + 1)
-    below_data = name_of_data(merged)
     if raw.keys() - {"name", "run"}:
         merged.pop("title", None)  # it described the other recipe
     for key, value in raw.items():
         if isinstance(value, dict) and isinstance(below := merged.get(key), dict):
             value = {name: one for name, one in laid_over(key, below, value).items() if not removes(key, name, one)}
         merged[key] = value
-    without_public_seed(merged, below_data, raw.get("run"))
+    if path.resolve().parent == BUNDLED.resolve():
+        public_seed.mark(merged)
     return merged | {"name": raw.get("name", path.stem)}
 
 

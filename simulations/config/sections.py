@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -13,6 +14,7 @@ from fedlgm.facts import Scheme
 from fedlgm.noised_in_shares import Shares
 from fedlgm.privacy.guarantee import Relation, Trust, Unit
 from fedlgm.training import LocalTraining
+from simulations.config.public_seed import PublicSeed
 from strategies.server_optimizer import Name as OptimizerName
 
 _NOISE = ("independent", "banded", "square-root", "blt", "given")
@@ -249,6 +251,12 @@ class Run(Section):
     audit: bool = False
     patience: Count | None = None
     trackers: list[str] | None = None
+
+    @field_validator("seed", mode="wrap")
+    @classmethod
+    def _marked(cls, value: Any, check: Callable[[Any], Any]) -> Any:
+        checked = check(value)
+        return value if isinstance(value, PublicSeed) else checked
 
 
 class Risk(Section):

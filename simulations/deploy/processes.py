@@ -37,7 +37,7 @@ _STILL_CONNECTED = "[code: 2004]"
 _AGAIN_S = 2.0
 _OF_SERVICE = ("epsilon_spent", "epsilon", "delta", "releases_left", "test")
 _Known = tuple[int, float, int]
-"""Process, time of its start, and length of its log at that time."""
+"""Process, seconds from the start of the machine to its own, and length of its log at that time."""
 _ID = "SuperNode ID:"
 _HEAD = 1 << 20
 """Bytes of a SuperNode's log, from its last start on, among which it states its id."""
@@ -181,7 +181,7 @@ def _start(folder: DeploymentFolder, role: str, running: dict[str, psutil.Proces
         )  # fmt: skip
     child = psutil.Process(process.pid)
     try:
-        _record(folder, _recorded(folder) | {role: (process.pid, child.create_time(), since)})
+        _record(folder, _recorded(folder) | {role: (process.pid, _born(child), since)})
     except BaseException:
         end({child})
         raise
@@ -250,7 +250,7 @@ def _marked(folder: DeploymentFolder) -> dict[str, _Known]:
         with contextlib.suppress(psutil.Error, OSError, ValueError):
             pid, since, role, path = one.environ().get(_MARK, "0 0 - -").split(" ", 3)
             if (int(pid), path) == (one.pid, str(folder.path)) and one.uids().real == os.getuid():
-                found[role] = (one.pid, one.create_time(), int(since))
+                found[role] = (one.pid, _born(one), int(since))
     return found
 
 
@@ -264,12 +264,17 @@ def _found(folder: DeploymentFolder) -> dict[str, psutil.Process]:
     return _alive(_recorded(folder) | _marked(folder))
 
 
+def _born(process: psutil.Process) -> float:
+    """When a process started, in seconds since the machine did: the time of day moves when the clock is set."""
+    return process.create_time() - psutil.boot_time()
+
+
 def _alive(known: dict[str, _Known]) -> dict[str, psutil.Process]:
     found = {}
     for role, (pid, born, _) in known.items():
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
-            if abs(process.create_time() - born) < 0.01 and process.status() != psutil.STATUS_ZOMBIE:
+            if abs(_born(process) - born) < 0.01 and process.status() != psutil.STATUS_ZOMBIE:
                 found[role] = process
     return found
 

@@ -170,10 +170,11 @@ def make_server_app() -> ServerApp:
         _work_in(str(context.run_config["directory"]))
         deployment = DeploymentFolder.open(Path(str(context.run_config["deployment"])))
         folder = RunFolder.open(Path(str(context.run_config["run-dir"])))
-        try:
-            _serve(grid, deployment, folder)
-        finally:
-            folder.private_file(ENDED)
+        with folder.written():
+            try:
+                _serve(grid, deployment, folder)
+            finally:
+                folder.private_file(ENDED)
 
     return app
 

@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from clients import AnyClient, LayerwiseClient, OneClient
+from clients.flower_private import wait_by_steady_clock
 from clients.layerwise import place_reply
 from clients.mod import node_keys
 from clients.replying import ReplyingApp
@@ -42,6 +43,7 @@ def make_server_app() -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        wait_by_steady_clock()
         path = str(context.run_config.get("run-dir", ""))
         given = Path(path) if path else None
         if given is not None and not given.is_absolute():

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedlgm.errors import ConfigError, PrivacyError, RunError
+from fedlgm.errors import ConfigError, DiskError, PrivacyError, RunError
 from fedlgm.files import replacing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
@@ -83,7 +83,7 @@ class Checkpoints:
         """Add a checkpoint, atomically, and remove those that are no longer needed.
 
         Raises:
-            RunError: the checkpoint cannot be written.
+            DiskError: the checkpoint cannot be written.
         """
         transcript = checkpoint.transcript
         tensors = {f"models.{i}": model for i, model in enumerate(transcript.models)}
@@ -100,7 +100,7 @@ class Checkpoints:
             with replacing(target) as partial:
                 save_file({name: t.contiguous().clone() for name, t in tensors.items()}, partial, metadata=meta)
         except (SafetensorError, OSError) as error:
-            raise RunError(f"cannot write the checkpoint {target}: {error}") from error
+            raise DiskError(f"cannot write the checkpoint {target}: {error}") from error
         for old in self.files()[:-_KEPT]:
             old.unlink()
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, LedgerError, RunError
-from fedlgm.files import Under, close_folder, open_private
+from fedlgm.files import Under, close_folder, disk_errors, open_private
 from fedlgm.keys import KeyRing
 from fedlgm.privacy.charge import Charge, Head
 from fedlgm.privacy.cost import Cost
@@ -200,25 +200,24 @@ class RunFolder:
         kept = [*self.checkpoints.heads(), str((self.result() or {}).get("ledger_head") or "")]
         return [Head.parse(text) for text in kept if text]
 
+    def written(self) -> AbstractContextManager[None]:
+        """Every block that writes the run's files; it raises DiskError if the system refuses one."""
+        return disk_errors(self.path, "run")
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock this run against all other processes. The operating system releases the lock when this process ends.
 
         Raises:
-            RunError: another process works on it, or this process may not write the folder.
+            RunError: another process works on it, or as in `written`.
         """
-        with ExitStack() as held:
+        with self.written(), ExitStack() as held:
             try:
                 file = held.enter_context((self.path / ".lock").open("w"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 close_folder(self.private)  # a copy of the run's folder may have lost its modes
             except BlockingIOError:
                 raise RunError(f"another process is working on the run {self.path}: wait for it, or stop it") from None
-            except OSError as error:
-                raise RunError(
-                    f"cannot work on the run {self.path}: {error.filename or self.path}: {error.strerror}; the user "
-                    "must own its files, and the disk must be writable"
-                ) from error
             yield
 
     # -- metrics -------------------------------------------------------------------------------------------------------

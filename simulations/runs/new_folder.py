@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedlgm.errors import RunError
-from fedlgm.files import PUBLIC, drafted, write_durably
+from fedlgm.errors import DiskError, RunError
+from fedlgm.files import PUBLIC, drafted, why, write_durably
 from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
 
@@ -17,7 +17,8 @@ def create(path: Path, recipe: Recipe) -> RunFolder:
     """Make a new folder, which contains its recipe from the start, and the folders above it.
 
     Raises:
-        RunError: the folder exists (nothing is changed) or cannot be created.
+        RunError: the folder exists, and nothing is changed.
+        DiskError: the folder cannot be created.
     """
     refuse_existing(path)
     missing = tuple(parent for parent in path.parents if not parent.exists())
@@ -26,7 +27,7 @@ def create(path: Path, recipe: Recipe) -> RunFolder:
             (draft / "checkpoints").mkdir(parents=True)
             write_durably(RunFolder(draft).recipe_file, recipe.to_toml().encode(), PUBLIC)
     except OSError as error:
-        raise RunError(f"cannot create the run folder {path}: {error.strerror}; choose another folder") from error
+        raise DiskError(f"cannot create the run folder {path}: {why(error)}; choose another folder") from error
     return RunFolder(path, missing)
 
 
@@ -43,7 +44,8 @@ def refuse_existing(path: Path) -> None:
 def removed_if_refused(folder: RunFolder, *, asks_nodes: bool = False) -> Iterator[None]:
     """Remove a folder from `create`, and those above it, if the block raises before the run has charged a round.
 
-    An interruption keeps it, and so does an error of a run that `RunFolder.open` returned.
+    An interruption keeps it, and so does an error of a run that `RunFolder.open` returned. The block's errors of the
+    disk are those of `RunFolder.written`.
 
     Args:
         folder: the run's folder.
@@ -51,7 +53,8 @@ def removed_if_refused(folder: RunFolder, *, asks_nodes: bool = False) -> Iterat
             ledger then also keeps the folder.
     """
     try:
-        yield
+        with folder.written():
+            yield
     except Exception:
         if folder.made_with is not None and not folder.begun() and not (asks_nodes and folder.ledger_file.exists()):
             shutil.rmtree(folder.path, ignore_errors=True)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlgm.errors import ConfigError, FedlgmError, LedgerError, RunError
+from fedlgm.errors import ConfigError, DiskError, FedlgmError, LedgerError, RunError
 from simulations import launch
 from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
@@ -48,7 +48,7 @@ def run(
     workers: int | str = 1,
     on_end: OnEnd | None = None,
 ) -> dict[str, str]:
-    """Complete every run of a set. A failed run does not stop the others.
+    """Complete every run of a set. A failed run does not stop the others, except where files cannot be written.
 
     If the set is started again, a diverged run is not repeated, but a run that failed otherwise, or was refused, is.
 
@@ -67,6 +67,7 @@ def run(
         ConfigError: `out` holds a run of the same name with other settings.
         FedlgmError: a mistake in the arguments prevents every run.
         LedgerError: a run's spending is unknown.
+        DiskError: a run's files cannot be written.
         RunError: the folder cannot be made, or something that is not a run has the name of a run, for example a run
             that lost its recipe but still holds its ledger.
     """
@@ -119,7 +120,7 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
             launch.resume(path, engine=engine, progress=report, own=job.own)
         else:
             launch.simulate(job.recipe, engine=engine, run_dir=path, progress=report, own=job.own)
-    except LedgerError:
+    except (LedgerError, DiskError):  # a set is not complete without them, or no further run can be
         raise
     except FedlgmError as error:
         return Ended(str(error), None if path.exists() else error)

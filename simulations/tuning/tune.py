@@ -26,9 +26,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedlgm import data as data_sets
-from fedlgm.errors import DivergedError, RunError
+from fedlgm.errors import DiskError, DivergedError, RunError
 from fedlgm.extension import named_arguments
-from fedlgm.files import PUBLIC, drafted, path_of, replacing, write_durably
+from fedlgm.files import PUBLIC, disk_errors, drafted, path_of, why, write_durably, write_whole
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.privacy import Ledger
 from fedlgm.privacy.selection import Law, draw_runs
@@ -44,6 +44,8 @@ from simulations.runs import strict_json
 from simulations.runs.folder import SEARCH
 from simulations.tuning.rows import SearchResult
 from simulations.tuning.terms import Search
+
+_CHARGED = "the search stays charged and is not continued"
 
 
 class TuneResult(Figures):
@@ -145,7 +147,8 @@ def tune(
     target = default if folder is None else path_of("folder", folder)
     _create(target, planned)
     try:
-        return _Searching(planned, target, own).made()
+        with disk_errors(target, "search"):
+            return _Searching(planned, target, own).made()
     except (KeyboardInterrupt, SystemExit):
         interrupted(f"interrupted; {target} stays charged with the whole search, and a search is not continued")
         raise
@@ -173,7 +176,7 @@ def _create(path: Path, planned: Search) -> None:
                 key = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
                 ledger.charge(planned.event, round=1, key=key, protects=planned.terms["protects"])
     except OSError as error:
-        raise RunError(f"cannot create the folder {path}: {error.strerror}; choose another folder") from error
+        raise DiskError(f"cannot create the folder {path}: {why(error)}; choose another folder") from error
 
 
 class _Searching:
@@ -235,11 +238,12 @@ class _Searching:
                 return None, -math.inf
             except Exception as error:  # its message may name the run, and so how many there were
                 report = self._folder / "private" / "error.txt"
-                write_durably(report, "".join(traceback.format_exception(error)).encode())
-                raise RunError(
-                    f"a run of the search failed ({report} states the error): the search stays charged and is not "
-                    "continued"
-                ) from None
+                said = f"{report} states the error"
+                try:
+                    write_durably(report, "".join(traceback.format_exception(error)).encode())
+                except OSError as refused:
+                    said = f"its report cannot be written ({why(refused)})"
+                raise RunError(f"a run of the search failed ({said}): {_CHARGED}") from None
             return result, score if math.isfinite(score) else -math.inf
 
     def _publish(self, result: RunResult, index: int) -> None:
@@ -249,8 +253,7 @@ class _Searching:
         write_durably(self._folder / "recipe.toml", winner.to_toml().encode(), PUBLIC)
         state: dict[str, torch.Tensor] = {k: v.detach().clone().contiguous() for k, v in module.state_dict().items()}
         metadata = {"made_by": "fedlgm", "recipe": winner.to_toml(), "search": strict_json.dumps(terms)}
-        with replacing(self._folder / "model.safetensors", PUBLIC) as partial:
-            save_file(state, partial, metadata=metadata)
+        write_whole(self._folder / "model.safetensors", lambda partial: save_file(state, partial, metadata=metadata))
 
     def _date(self) -> None:
         """Date everything public as of the charge: the end time of a search would reveal its number of runs."""

@@ -164,7 +164,7 @@ def test_own_data_inherit_neither_name_nor_public_seed_of_a_bundled_recipe(tmp_p
     result = simulations.simulate(model=Net, data=DATA, overrides=unseeded, run_dir=tmp_path / "run")
     assert (result["recipe"], result._assembly.recipe.run.seed) == ("own-data", None)
     assert not result["noise_reproducible"]
-    given = recipes.load("digits").model_copy(update={"name": "mine"})  # a recipe of one's own says what it says
+    given = recipes.load("digits", ["run.seed=7"]).model_copy(update={"name": "mine"})  # the caller states both
     result = simulations.simulate(given, model=Net, data=DATA, overrides=unseeded, run_dir=tmp_path / "given")
     assert (result["recipe"], result._assembly.recipe.run.seed) == ("mine", 7)
 

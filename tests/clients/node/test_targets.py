@@ -13,6 +13,7 @@ import torch
 from clients.node import data as node_data
 from clients.node.folder import NodeFolder
 from clients.node.units import SingleExamples
+from clients.source import ClientData
 from fedlgm.errors import DataError
 from fedlgm.tasks.classification import Classification
 from tests.clients.node import test_example_level as example_level
@@ -66,6 +67,19 @@ def test_the_other_examples_count(tmp_path):
         fit = data.y <= most
         assert torch.equal(found.x, data.x[fit])
         assert torch.equal(found.y, data.y[fit])
+
+
+def test_an_example_whose_target_does_not_fit_those_of_others_is_left_out():
+    """By the target of a public zero, so that which examples count depends on no other example."""
+
+    def targets(y):
+        if len(y) > 1:
+            raise ValueError("several")
+        return y[:, None].expand(-1, 2) if y > 1 else y.double() if y > 0 else y
+
+    data = ClientData(torch.arange(5)[:, None], torch.tensor([2, 0, 1, 0, 2]))
+    found = SingleExamples().examples(data, targets)
+    assert (found.x.flatten().tolist(), found.y.tolist()) == ([1, 3], [0, 0])
 
 
 @pytest.mark.parametrize("trust", ["local", "central"])

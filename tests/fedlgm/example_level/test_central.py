@@ -126,6 +126,22 @@ def test_a_step_at_other_weights_draws_its_own_batch(tmp_path):
         assert ledger.position() == 3 + 2
 
 
+def test_trainings_on_two_ledgers_draw_their_own_batches(tmp_path):
+    """Each ledger counts sampling once for its training, so both together must not have one draw."""
+    x, y = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), torch.arange(200)
+    facts = RunFacts(0.0, Sampling("poisson", 200, 0.2), rounds=1, epsilon=8.0, delta=1e-3, accountant="rdp")
+    keys, seen = KeyRing.from_seed(None), []
+    for name in ("one", "other", "one"):
+        with Ledger(tmp_path / f"{name}.sqlite", "run") as ledger:
+            torch.manual_seed(0)
+            model, task = torch.nn.Linear(4, 2), _Seen()
+            method = Method.of(model, mechanisms.get("dp-sgd"), facts)
+            train(model, x, y, method, keys=keys, ledger=ledger, lr=1.0, task=task)
+            assert ledger.position() == 1
+            seen.append(task.batches)
+    assert seen[0] == seen[2] != seen[1]
+
+
 def test_two_trainings_on_one_ledger_are_both_charged(tmp_path):
     """Also by one public seed, which gives both the same noise; made again, a training is the same releases."""
     x, y, _, _ = digits()

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
@@ -59,10 +59,13 @@ def test_round_trip(epsilon, log10_delta):
 
 
 @given(st.floats(0.01, 50), st.floats(0.01, 50), st.floats(1e-12, 0.4))
+@example(0.01, 0.010000000000000002, 0.0625)
 def test_mu_grows_with_both_budgets(first, second, delta):
+    """Up to the rounding of a root: those of neighbouring floats may be out of order."""
     low, high = sorted((first, second))
-    assert gaussian_mu(low, delta) <= gaussian_mu(high, delta)
-    assert gaussian_mu(low, delta) <= gaussian_mu(low, 2 * delta)
+    least = gaussian_mu(low, delta) * (1 - 1e-9)
+    assert least <= gaussian_mu(high, delta)
+    assert least <= gaussian_mu(low, 2 * delta)
 
 
 def test_extreme_budgets_stay_finite():

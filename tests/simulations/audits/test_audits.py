@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 import shutil
 import sqlite3
 from contextlib import closing
@@ -16,7 +17,7 @@ from federations import tiny_values
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedlgm.audits import Audit
+from fedlgm.audits import Audit, Subject
 from fedlgm.errors import ConfigError, FedlgmError, RunError
 from fedlgm.run_noise import RunNoise
 from simulations import launch
@@ -314,9 +315,18 @@ def test_a_published_run_that_protects_no_example_is_caught(tmp_path):
     assert "plan purity" in [check.name for check in caught.checks if not check.passed]
 
 
-def test_local_steps_are_not_single_releases():
-    with pytest.raises(ConfigError, match="add noise to every local step"):
+def test_local_steps_are_not_single_releases_but_those_of_one_client_are_audited():
+    """The command in the message audits the client's noise at its cost."""
+    with pytest.raises(ConfigError, match="add noise to every local step") as caught:
         targets.audit_recipe("example-level-federation", Audit(method="probe"))
+    command = shlex.split(str(caught.value).partition(": fedlgm ")[2])
+    assert command[:2] == ["audit", "dp-sgd"]
+    done = CliRunner().invoke(app, [*command, "--method", "probe", "--json"])
+    assert (done.exit_code, json.loads(done.stdout)["epsilon_reported"]) == (0, pytest.approx(8.0, abs=1e-3))
+    given = dict(zip(command[2::2], command[3::2], strict=True))
+    budget = {name: float(given[f"--{name}"]) for name in ("epsilon", "delta", "rate")}
+    steps = Subject.of("dp-sgd", "sound", **budget, rounds=int(given["--rounds"])).method.facts
+    assert steps.noise_multiplier == Assembly(recipes.load("example-level-federation")).facts.noise_multiplier
 
 
 def test_the_command_draws_prints_and_exits(tmp_path, monkeypatch):

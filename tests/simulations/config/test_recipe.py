@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from fedlgm import mechanisms
 from fedlgm.correlation import Workload
 from fedlgm.errors import ConfigError
+from simulations.arguments import recipe_of
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.overrides import override
-from simulations.config.own import Own
+from simulations.config.own import Own, own_of
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -248,9 +250,38 @@ class TestAnotherChoice:
         assert recipes.load("digits", [*more, "run.seed=3"]).run.seed == 3
         path = tmp_path / "mine.toml"
         path.write_text(f'extends = "digits"\n[data]\nname = "{name}"\n')
-        assert recipes.read(path)["run"].get("seed") is None
+        assert recipes.load(path, given.get(name, [])).run.seed is None
         path.write_text(f'extends = "digits"\n[data]\nname = "{name}"\n[run]\nseed = 4\n')
-        assert recipes.read(path)["run"]["seed"] == 4
+        assert recipes.load(path, given.get(name, [])).run.seed == 4
+
+    def test_nor_that_of_a_bundled_recipe_whose_data_are_a_folder(self):
+        assert recipes.load("lm-dp-sgd-celeba", ["data.name=mine.data:load"]).run.seed is None
+
+    @pytest.mark.parametrize(
+        ("files", "kept"),
+        [
+            (['extends = "digits"\n'], None),
+            (['extends = "digits"\n[run]\nseed = 7\n'], 7),  # stated, also where it is the same
+            (['extends = "digits"\n[run]\nseed = 4\n', 'extends = "0.toml"\n'], 4),
+            (['extends = "digits"\n', 'extends = "0.toml"\n[run]\nthreads = 1\n'], None),
+            ([(recipes.BUNDLED / "digits.toml").read_text(encoding="utf-8")], 7),
+        ],
+    )
+    def test_a_seed_is_kept_where_the_users_file_states_it(self, files, kept, tmp_path, monkeypatch):
+        """Own data, passed as an object or by name, make no difference."""
+        monkeypatch.chdir(tmp_path)
+        for number, text in enumerate(files):
+            (tmp_path / f"{number}.toml").write_text(text, encoding="utf-8")
+        last = f"{len(files) - 1}.toml"
+        objects = own_of(
+            {"data": {"train": (np.zeros((40, 64)), np.arange(40) % 10), "test": (np.zeros((4, 64)), [0] * 4)}}
+        )
+        assert recipes.load(last, ["data.name=mine.data:load"]).run.seed == kept
+        assert recipe_of(last, objects, [], ()).run.seed == kept
+        assert recipe_of(recipes.load(last), objects, [], ()).run.seed == kept
+        assert recipe_of(last, objects, [], {"run.seed": 7}).run.seed == 7  # a call states it
+        assert recipes.load(last).run.seed == (kept or 7)
+        assert "seed = 7" in recipes.load("digits").to_toml()
 
     def test_a_published_set_keeps_the_seed(self):
         assert recipes.load("digits", ["data.name=digits/private"]).run.seed == 7

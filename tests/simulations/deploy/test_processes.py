@@ -49,6 +49,23 @@ def test_what_was_about_to_end_when_it_was_found_running_is_started(folder: Depl
     assert json.loads(folder.processes_file.read_text()) == {}
 
 
+@pytest.mark.parametrize("jump", [3600.0, -3600.0, 3e7])
+def test_a_clock_that_is_set_changes_no_process(
+    folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    """The time of day at which the machine started follows its clock, and with it that of every process."""
+    processes._start(folder, "node0-service", {}, [])
+    (running,) = processes._running(folder).values()
+    real = psutil._psplatform.boot_time
+    try:
+        monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: real() + jump)
+        assert [one.pid for one in processes._running(folder).values()] == [running.pid]
+        assert [pid for pid, *_ in processes._marked(folder).values()] == [running.pid]
+        assert psutil.Process(running.pid).create_time() == pytest.approx(running.create_time() + jump, abs=1)
+    finally:
+        processes._stop(folder, ["node0-service"])
+
+
 def test_what_was_started_here_and_ended_is_an_error(folder: DeploymentFolder) -> None:
     started: list[str] = []
     processes._start(folder, "node0-service", {}, started)

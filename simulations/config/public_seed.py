@@ -1,0 +1,59 @@
+"""The public seed of a bundled recipe, which belongs to the recipe's published data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedlgm import data
+
+
+class PublicSeed(int):
+    """A seed that a bundled recipe states; every other seed was stated by the user, in a file or a call.
+
+    Example:
+        >>> PublicSeed(7, "digits") == 7
+        True
+
+    Attributes:
+        published: name of the recipe's data, to which the seed belongs.
+    """
+
+    published: Any
+
+    def __new__(cls, seed: int, published: Any = None) -> PublicSeed:
+        """A copy or a pickle sets `published` afterwards."""
+        made = super().__new__(cls, seed)
+        made.published = published
+        return made
+
+
+def mark(raw: dict[str, Any]) -> None:
+    """Mark the seed in the plain values of a bundled recipe; a seed of a recipe that it extends is marked already."""
+    seed = _seed(raw)
+    if isinstance(seed, int) and not isinstance(seed, PublicSeed):
+        raw["run"]["seed"] = PublicSeed(seed, name_of_data(raw))
+
+
+def drop(raw: dict[str, Any]) -> None:
+    """Remove an inherited public seed from data that are not published, since its noise can be drawn again.
+
+    Example:
+        >>> raw = {"data": {"name": "table"}, "run": {"seed": PublicSeed(7, "digits")}}
+        >>> drop(raw)
+        >>> raw["run"]
+        {}
+    """
+    seed, name = _seed(raw), name_of_data(raw)
+    if isinstance(seed, PublicSeed) and name != seed.published and not data.is_bundled(name):
+        del raw["run"]["seed"]
+
+
+def name_of_data(raw: dict[str, Any]) -> Any:
+    """Name of the data set in a recipe's plain values; None if there is none."""
+    section = raw.get("data")
+    return section.get("name") if isinstance(section, dict) else None
+
+
+def _seed(raw: dict[str, Any]) -> Any:
+    section = raw.get("run")
+    return section.get("seed") if isinstance(section, dict) else None
