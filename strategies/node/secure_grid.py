@@ -199,7 +199,9 @@ class _Attempt:
                 ) from error
         self._ask(protocol.sha256(self._model))
         self._grid.charge()
-        given: dict[int, Any] = {client: {"sealed": texts(sealed)} for client, sealed in self._delivered.items()}
+        given: dict[int, Any] = {
+            client: {"sealed": texts(sealed), **server.named()} for client, sealed in self._delivered.items()
+        }
         try:
             following = self._following()
             for one in self._trip("mask", given, following):
