@@ -33,10 +33,11 @@ class SecureSum:
 
     Attributes:
         lost: client -> reason why it no longer takes part.
+        crowd: number of colluders, at most, who can accuse one node of wrong shares.
     """
 
     def __init__(self, terms: Terms, services: Mapping[int, str]) -> None:
-        self.terms, self.lost = terms, dict[int, str]()
+        self.terms, self.lost, self.crowd = terms, dict[int, str](), terms.colluders
         self._services = services
         self._commitments: dict[int, str] = {}
         self._sent: dict[int, str] = {}  # client -> its signature that it has sent its vector
@@ -67,6 +68,7 @@ class SecureSum:
         self._cohort = Cohort(self.terms, kept, self._services, check=False)
         if problem := self.terms.problem(len(kept)):
             raise VoidRound(f"the cohort cannot be aggregated: {problem}")
+        self.crowd = min(self.terms.colluders, self._cohort.neighbours.shape.crowd)
         return [advert.values() for advert in self._cohort.adverts.values()]
 
     def shared(self, answers: Mapping[int, tuple[Mapping[int, str], str]]) -> dict[int, dict[int, str]]:

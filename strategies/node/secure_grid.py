@@ -314,9 +314,9 @@ class _Attempt:
         return answered
 
     def _count(self, accused: Iterable[int | None]) -> None:
-        """Find the nodes that more nodes accuse than may collude."""
+        """Find the nodes that more of their neighbours accuse than may collude."""
         for client, count in Counter(accused).items():
-            if client in self._questions and count > self.server.terms.colluders:
+            if client in self._questions and count > self.server.crowd:
                 self.guilty[client] = f"the shares that it sealed for {count} nodes are not authentic"
 
 

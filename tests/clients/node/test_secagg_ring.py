@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clients.node.policy import Refusal
-from clients.node.secagg import participant
+from clients.node.secagg import Participant, participant
 from fedlgm.secagg import cohort as cohorts
 from fedlgm.secagg.cohort import Cohort, Survivors
 from fedlgm.secagg.neighbours import Neighbours, Shape
@@ -65,6 +65,23 @@ def test_a_ring_of_more_than_two_hundred_nodes():
     session = nodes.members[60].participant._store.session(agreed.digest)
     assert len(session.outgoing) == 2 * cohorts.shape_of(210, 189, 21).reach < 100
     assert len(session.sharing) == 208
+
+
+def test_every_step_is_the_same_after_a_restart(monkeypatch):
+    """A node keeps nothing but its store, and answers every step as before."""
+    use_ring(monkeypatch, explicit(2, 0))
+    nodes, agreed = federation(8), terms(6)
+    for client, member in enumerate(nodes.members):
+        for step in ("advertise", "share", "mask", "sent", "agree", "unmask"):
+
+            def twice(*given, client=client, step=step, store=member.participant._store):
+                parts = client, nodes.signers[client], nodes.policy, store
+                first, again = (getattr(Participant(*parts), step)(*given) for _ in range(2))
+                assert np.array_equal(first, again) if step == "mask" else first == again
+                return again
+
+            setattr(member.participant, step, twice)
+    np.testing.assert_array_equal(*aggregate(nodes, agreed, {"mask": {3}}))
 
 
 # -- what a node refuses -----------------------------------------------------------------------------------------------
