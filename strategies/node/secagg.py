@@ -172,7 +172,7 @@ class SecureSum:
         Raises:
             VoidRound: a secret cannot be opened.
         """
-        weights = lru_cache(maxsize=None)(lambda using: Weights(using))  # neighbours of all nodes are often the same
+        weights = lru_cache(maxsize=None)(Weights)  # without a ring all secrets have the same
         return {peer: self._secret(peer, shares, weights) for peer in self._sharing}
 
     def _secret(

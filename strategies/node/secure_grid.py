@@ -199,8 +199,9 @@ class _Attempt:
                 ) from error
         self._ask(protocol.sha256(self._model))
         self._grid.charge()
+        named = server.named()
         given: dict[int, Any] = {
-            client: {"sealed": texts(sealed), **server.named()} for client, sealed in self._delivered.items()
+            client: {"sealed": texts(sealed), **named} for client, sealed in self._delivered.items()
         }
         try:
             following = self._following()
