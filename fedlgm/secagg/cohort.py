@@ -78,7 +78,7 @@ class Terms:
         threshold, colluders = self.threshold, self.colluders
         least = least_threshold(nodes, colluders)
         if nodes > MOST_NODES:
-            return f"a cohort of {nodes} nodes; at most {MOST_NODES} can make a secure sum"
+            return f"a cohort of {nodes} nodes; at most {MOST_NODES} share secrets"
         if threshold > nodes:
             return f"a threshold of {threshold} for {nodes} nodes"
         if threshold <= colluders:
