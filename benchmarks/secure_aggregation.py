@@ -4,16 +4,22 @@ All nodes of a round run in this process, one after the other, with their stores
 node and round: processor time of each step, a mean over all nodes, and the bytes up and down of one that stays, in JSON
 with the vector as raw words. One node in ten drops out after sharing its secrets, and the server removes its masks.
 Making the vector (training, rounding, noise) is not included: `mask` starts from the words.
+
+`--large` measures nodes of cohorts with hundreds of members, on a ring of neighbours and without it. Ten nodes are
+real; the messages of all others are made without their work, so that no sum can be opened and the server is not
+measured. `--whole NODES` runs a whole round with nine nodes in ten as the threshold, with `--complete` without a ring.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import statistics
 import tempfile
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,10 +30,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from clients.node.ledger import NodeLedger
 from clients.node.secagg import Distributed, Participant, SessionStore
 from fedlgm.node_protocol import public_text
-from fedlgm.secagg.cohort import Terms
+from fedlgm.secagg import cohort
+from fedlgm.secagg.cohort import Advert, Cohort, Survivors, Terms, key_pairs
+from fedlgm.secagg.keys import seal
+from fedlgm.secagg.neighbours import Shape
+from fedlgm.secagg.shamir import SHARE_BYTES
 from strategies.node.secagg import SecureSum
 
 SETTINGS = ((10, 26_010), (10, 1_000_000), (100, 26_010))
+LARGE = ((500, 26_010), (1000, 26_010))
+SAMPLE = 10
 
 
 class Costs:
@@ -44,6 +56,11 @@ class Costs:
         self.seconds[step] = self.seconds.get(step, 0.0) + time.process_time() - started
         return answer
 
+    def of(self, nodes: int) -> dict[str, Any]:
+        """Means over the nodes, and bytes of one."""
+        steps = {step: 1000 * seconds / nodes for step, seconds in self.seconds.items()}
+        return {"node_ms": sum(steps.values()), "steps_ms": steps, "bytes_up": self.up, "bytes_down": self.down}
+
     def message(self, client: int, sent: Any, answer: Any) -> None:
         """Count a question and its answer."""
         if client == 0:
@@ -51,9 +68,9 @@ class Costs:
             self.up += _size(answer)
 
 
-def one_round(nodes: int, size: int, folder: Path, number: int) -> dict[str, Any]:
+def one_round(nodes: int, threshold: int, size: int, folder: Path, number: int) -> dict[str, Any]:
     """Costs of one round; the sum is checked."""
-    threshold, colluders, dropped = 2 * nodes // 3 + 1, nodes // 10, nodes // 10
+    colluders, dropped = nodes // 10, nodes // 10
     signers = [Ed25519PrivateKey.generate() for _ in range(nodes)]
     policy = Distributed(min_cohort=nodes, max_colluders=colluders, peers=tuple(map(public_text, signers)))
     ledgers = [_ledger(folder / f"{number}-{client}") for client in range(nodes)]
@@ -67,19 +84,17 @@ def one_round(nodes: int, size: int, folder: Path, number: int) -> dict[str, Any
     for client, member in enumerate(members):
         adverts[client] = costs.timed("advertise", lambda m=member: m.advertise(terms).values())
         costs.message(client, terms.values(), adverts[client])
-    cohort = costs.timed("server", lambda: server.advertised(adverts))
+    listed = costs.timed("server", lambda: server.advertised(adverts))
     for client, member in enumerate(members):
-        shared = costs.timed("share", lambda m=member: m.share(attempt, cohort))
+        shared = costs.timed("share", lambda m=member: m.share(attempt, listed))
         shares[client] = shared.sealed, shared.commitment
-        costs.message(client, cohort, shares[client])
+        costs.message(client, listed, shares[client])
     delivered = costs.timed("server", lambda: server.shared(shares))
-    here = range(nodes - dropped)
+    here, named = range(nodes - dropped), server.named()
     for client in here:
-        masked = costs.timed(
-            "mask", lambda c=client: members[c].mask(attempt, delivered[c], lambda name: None, lambda name: words)
-        )
+        masked = costs.timed("mask", lambda c=client: _masked(members[c], attempt, delivered[c], words, named))
         sent = costs.timed("mask", lambda c=client: members[c].sent(attempt))
-        costs.message(client, delivered[client], (masked, sent))
+        costs.message(client, (delivered[client], named), (masked, sent))
         costs.timed("server", lambda c=client, w=masked, s=sent: server.add(c, w, s))
     answered = server.answered()
     for client in here:
@@ -95,26 +110,73 @@ def one_round(nodes: int, size: int, folder: Path, number: int) -> dict[str, Any
     for store, ledger in zip(stores, ledgers, strict=True):
         store.close()
         ledger.close()
-    steps = {step: 1000 * seconds / nodes for step, seconds in costs.seconds.items() if step != "server"}
-    return {
-        "node_ms": sum(steps.values()), "steps_ms": steps, "server_ms": 1000 * costs.seconds["server"],
-        "bytes_up": costs.up, "bytes_down": costs.down,
-    }  # fmt: skip
+    server_ms = 1000 * costs.seconds.pop("server")
+    return costs.of(nodes) | {"server_ms": server_ms, "neighbours": len(shares[0][0])}
 
 
-def measure(nodes: int, size: int, repeats: int) -> dict[str, Any]:
+def sampled(nodes: int, threshold: int, size: int, folder: Path, number: int) -> dict[str, Any]:
+    """Costs of the first ten nodes of a round; those of their peers' messages do not count."""
+    colluders, answered = nodes // 10, list(range(nodes - nodes // 10))
+    signers = [Ed25519PrivateKey.generate() for _ in range(nodes)]
+    policy = Distributed(min_cohort=nodes, max_colluders=colluders, peers=tuple(map(public_text, signers)))
+    ledgers = [_ledger(folder / f"{number}-{client}") for client in range(SAMPLE)]
+    stores = [SessionStore(ledger.path.with_name("rounds.sqlite"), ledger) for ledger in ledgers]
+    members = [Participant(client, signers[client], policy, stores[client]) for client in range(SAMPLE)]
+    terms, costs = Terms("run", 1, "00" * 32, threshold, colluders, size, f"{number:032x}"), Costs()
+    words = np.random.default_rng(number).integers(0, 2**32, size, dtype=np.uint32)
+
+    keys = {client: key_pairs() for client in range(SAMPLE, nodes)}
+    own = [costs.timed("advertise", lambda m=member: m.advertise(terms)) for member in members]
+    others = [Advert.make(terms, client, signers[client], *pair) for client, pair in keys.items()]
+    whole = Cohort(terms, own + others, policy.services, check=False)
+    listed = [advert.values() for advert in whole.adverts.values()]
+    shares = [costs.timed("share", lambda m=member: m.share(terms.digest, listed)) for member in members]
+    named = {} if whole.complete else {"sharing": list(range(nodes))}
+    survivors = Survivors(whole.digest, tuple(range(nodes)), tuple(answered))
+    signed = {client: survivors.signed(signers[client]) for client in answered}
+    for client, member in enumerate(members):
+        costs.message(client, terms.values(), own[client].values())
+        costs.message(client, listed, (shares[client].sealed, shares[client].commitment))
+        delivered = {
+            by: _sealed(keys[by][0], whole, by, client) if by in keys else shares[by].sealed[client]
+            for by in sorted(whole.neighbours.holders(client) - {client})
+        }
+        masked = costs.timed("mask", lambda: _masked(member, terms.digest, delivered, words, named))  # noqa: B023
+        sent = costs.timed("mask", lambda m=member: m.sent(terms.digest))
+        costs.message(client, (delivered, named), (masked, sent))
+        costs.message(client, answered, costs.timed("agree", lambda m=member: m.agree(terms.digest, answered)))
+        costs.message(client, signed, costs.timed("unmask", lambda m=member: m.unmask(terms.digest, signed)))
+    for store, ledger in zip(stores, ledgers, strict=True):
+        store.close()
+        ledger.close()
+    return costs.of(SAMPLE) | {"neighbours": len(shares[0].sealed)}
+
+
+def _masked(member: Participant, attempt: str, delivered: Any, words: np.ndarray, named: dict[str, Any]) -> np.ndarray:
+    return member.mask(attempt, delivered, lambda name: None, lambda name: words, named.get("sharing"))
+
+
+def _sealed(sealing: bytes, whole: Cohort, sender: int, receiver: int) -> str:
+    """Shares of nothing, which a node opens like others."""
+    advert = whole.adverts[receiver]
+    return b64encode(seal(sealing, advert.sealing, whole.digest, sender, receiver, bytes(2 * SHARE_BYTES))).decode()
+
+
+def measure(
+    nodes: int, threshold: int, size: int, repeats: int, once: Callable[..., dict[str, Any]] = one_round
+) -> dict[str, Any]:
     """Medians over rounds, and the least and largest time of a node."""
     with tempfile.TemporaryDirectory(prefix="fedlgm-secagg-") as place:
-        rounds = [one_round(nodes, size, Path(place), number) for number in range(repeats)]
+        rounds = [once(nodes, threshold, size, Path(place), number) for number in range(repeats)]
     times = [one["node_ms"] for one in rounds]
     return {
-        "nodes": nodes, "parameters": size, "threshold": 2 * nodes // 3 + 1, "colluders": nodes // 10,
-        "dropped": nodes // 10, "repeats": repeats,
+        "nodes": nodes, "parameters": size, "threshold": threshold, "colluders": nodes // 10,
+        "dropped": nodes // 10, "repeats": repeats, "neighbours": rounds[0]["neighbours"],
         "node_ms": statistics.median(times), "node_ms_range": [min(times), max(times)],
         "steps_ms": {
             step: statistics.median(one["steps_ms"][step] for one in rounds) for step in rounds[0]["steps_ms"]
         },
-        "server_ms": statistics.median(one["server_ms"] for one in rounds),
+        **({"server_ms": statistics.median(one["server_ms"] for one in rounds)} if "server_ms" in rounds[0] else {}),
         "bytes_up": rounds[0]["bytes_up"], "bytes_down": rounds[0]["bytes_down"], "vector_bytes": 4 * size,
     }  # fmt: skip
 
@@ -127,6 +189,11 @@ def _ledger(folder: Path) -> NodeLedger:
     return NodeLedger(*files)
 
 
+def _complete(nodes: int, threshold: int, colluders: int) -> Shape:
+    """Everyone is everyone's neighbour."""
+    return Shape(nodes // 2, threshold, 0, colluders)
+
+
 def _size(message: Any) -> int:
     if isinstance(message, tuple):
         return sum(map(_size, message))
@@ -137,17 +204,30 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--whole", type=int, metavar="NODES")
+    parser.add_argument("--complete", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = [measure(nodes, size, options.repeats) for nodes, size in SETTINGS]
+    if options.complete:
+        cohort.shape_of = _complete
+    if options.whole:
+        rows = [measure(options.whole, 9 * options.whole // 10, 26_010, options.repeats)]
+    elif options.large:
+        rows = [measure(nodes, 9 * nodes // 10, size, options.repeats, sampled) for nodes, size in LARGE]
+        cohort.shape_of = _complete
+        rows += [measure(nodes, 9 * nodes // 10, size, options.repeats, sampled) for nodes, size in LARGE]
+    else:
+        rows = [measure(nodes, 2 * nodes // 3 + 1, size, options.repeats) for nodes, size in SETTINGS]
     found = {"python": platform.python_version(), "machine": platform.machine(), "rounds": rows}
     if options.json:
         print(json.dumps(found, indent=1))
         return
     for row in rows:
         print(
-            f"{row['nodes']} nodes, {row['parameters']} parameters: {row['node_ms']:.1f} ms per node, "
-            f"{row['server_ms']:.0f} ms for the server, {row['bytes_up'] / 1e3:.0f} kB up, "
+            f"{row['nodes']} nodes, {row['neighbours']} neighbours, {row['parameters']} parameters: "
+            f"{row['node_ms']:.1f} ms per node, {row.get('server_ms', math.nan):.0f} ms for the server, "
+            f"{row['bytes_up'] / 1e3:.0f} kB up, "
             f"{row['bytes_down'] / 1e3:.0f} kB down"
         )
 

@@ -15,11 +15,10 @@ from fedlgm.errors import RunError
 from fedlgm.node_protocol import R, canonical, digest, public_key, record_of, sign, types_of, verify
 from fedlgm.noised_in_shares import least_threshold
 from fedlgm.secagg.keys import agreed, new_secret, public_of
+from fedlgm.secagg.neighbours import Neighbours, shape_of
 
 MOST_NODES = 1000
-"""Largest cohort. Every node shares secrets with every other one, and masks its vector once for each.
-
-A graph of few neighbours would save little and is no safer: docs/decisions.md, section Distributed trust."""
+"""Largest cohort: the adverts of all its members go into one message's header."""
 MOST_WORDS = 1 << 30
 _HEXADECIMAL = re.compile("[0-9a-f]*")
 
@@ -79,7 +78,7 @@ class Terms:
         threshold, colluders = self.threshold, self.colluders
         least = least_threshold(nodes, colluders)
         if nodes > MOST_NODES:
-            return f"a cohort of {nodes} nodes; at most {MOST_NODES} share secrets with each other"
+            return f"a cohort of {nodes} nodes; at most {MOST_NODES} share secrets"
         if threshold > nodes:
             return f"a threshold of {threshold} for {nodes} nodes"
         if threshold <= colluders:
@@ -153,6 +152,11 @@ class Advert:
 class Cohort:
     """The members of one attempt, whose adverts all hold.
 
+    Attributes:
+        digest: name of the cohort. On a ring it covers the ring's shape, so that nodes that compute another one, or
+            know none, share neither secrets nor masks with these.
+        complete: whether every member is every other's neighbour.
+
     Args:
         terms: terms of the attempt.
         adverts: the members' adverts, in any order.
@@ -182,7 +186,15 @@ class Cohort:
         if len(set(keys)) < len(keys) or len(set(own)) < len(own):
             raise RunError("a public key appears twice in the cohort")
         columns = [(services[one.client], one.client, one.sealing, one.masking) for one in members]
-        self.digest = digest("fedlgm secagg cohort", terms.digest, canonical(columns))
+        self._shape = shape_of(len(members), terms.threshold, terms.colluders)
+        self.complete = self._shape.complete(len(members))
+        ring = () if self.complete else (canonical(asdict(self._shape)),)
+        self.digest = digest("fedlgm secagg cohort", terms.digest, canonical(columns), *ring)
+
+    @cached_property
+    def neighbours(self) -> Neighbours:
+        """Who shares secrets and masks with whom."""
+        return Neighbours(self.digest, self.adverts, self._shape)
 
     def __len__(self) -> int:
         return len(self.adverts)
@@ -216,7 +228,7 @@ class Sent(_Statement):
     cohort: str
     sharing: tuple[int, ...]
 
-    @property
+    @cached_property  # it is read once for each signature of a cohort
     def _fields(self) -> tuple[str, ...]:
         return ("secagg sent", self.cohort, canonical(self.sharing))
 
@@ -240,7 +252,7 @@ class Survivors(_Statement):
         """Clients whose masks are in the others' vectors and who sent no vector."""
         return sorted(set(self.sharing) - set(self.answered))
 
-    @property
+    @cached_property  # it is read once for each signature of a cohort
     def _fields(self) -> tuple[str, ...]:
         return ("secagg survivors", self.cohort, canonical(self.sharing), canonical(self.answered))
 

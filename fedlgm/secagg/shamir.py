@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 from fedlgm.errors import RunError
 
@@ -39,21 +41,24 @@ def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, byt
 
 
 class Weights:
-    """Weights with which the shares at `points` add up to their secret; one set serves all secrets of a round.
+    """Weights with which the shares at `points` add up to their secret; one set serves all secrets split over them.
 
     Args:
         points: points of exactly as many shares as are needed.
     """
 
     def __init__(self, points: Iterable[int]) -> None:
-        x = {point: point + 1 for point in points}
-        self._weights = {}
-        for i in x:
-            above = below = 1
-            for j in x:
-                if j != i:
-                    above, below = above * x[j] % PRIME, below * (x[j] - x[i]) % PRIME
-            self._weights[i] = above * pow(below, -1, PRIME) % PRIME
+        x = [point + 1 for point in points]
+        product = math.prod(x) % PRIME
+        # Weight i is the product of x_j / (x_j - x_i) over all other j. The numbers are small, so that their exact
+        # products are faster than products modulo the prime.
+        below = [xi * math.prod(xj - xi for xj in x if xj != xi) % PRIME for xi in x]
+        self._weights = {xi - 1: product * one % PRIME for xi, one in zip(x, _inverses(below), strict=True)}
+
+    @property
+    def points(self) -> Iterable[int]:
+        """Points of the shares."""
+        return self._weights.keys()
 
     def combine(self, shares: Mapping[int, bytes]) -> bytes:
         """The secret of 32 bytes.
@@ -65,3 +70,13 @@ class Weights:
         if total >> (8 * SECRET_BYTES):
             raise RunError("the shares of a secret do not belong together")
         return total.to_bytes(SECRET_BYTES)
+
+
+def _inverses(numbers: list[int]) -> list[int]:
+    """Inverses modulo the prime, by one inversion."""
+    ahead = [1, *accumulate(numbers, lambda one, other: one * other % PRIME)]
+    rest, found = pow(ahead[-1], -1, PRIME), list[int]()
+    for number, before in zip(reversed(numbers), reversed(ahead[:-1]), strict=True):
+        found.append(rest * before % PRIME)
+        rest = rest * number % PRIME
+    return found[::-1]

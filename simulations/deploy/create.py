@@ -22,6 +22,7 @@ from fedlgm.files import create_durably, drafted
 from fedlgm.node_protocol import public_text
 from fedlgm.noised_by import hides_answers
 from fedlgm.noised_in_shares import least_threshold
+from fedlgm.secagg.cohort import MOST_NODES
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.deploy import certificates
@@ -166,12 +167,18 @@ def secure_sums(nodes: int) -> dict[str, int]:
     """The [distributed] section of the policies of nodes that are made together, without their peers.
 
     Raises:
-        ConfigError: there are too few nodes to hide one among.
+        ConfigError: there are too few nodes to hide one among, or no round could ask as many as each would require.
     """
     if nodes < 3:
         raise ConfigError(f"--trust distributed hides a node among others: it needs 3 nodes or more, got {nodes}")
     colluders = nodes // 10
-    return {"min_cohort": max(least_threshold(nodes, colluders), colluders + 2), "max_colluders": colluders}
+    least = max(least_threshold(nodes, colluders), colluders + 2)
+    if least > MOST_NODES:
+        raise ConfigError(
+            f"each of {nodes} nodes would require rounds of {least} nodes or more (min_cohort), and at most "
+            f"{MOST_NODES} can make a secure sum"
+        )
+    return {"min_cohort": least, "max_colluders": colluders}
 
 
 def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = False) -> EnrolledNode:

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from clients.flower_private import hasten_server_grid
 from fedlgm.errors import ConfigError, DivergedError
 from fedlgm.models import digest_of_file
+from fedlgm.secagg.cohort import MOST_NODES
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Deployment
@@ -87,7 +88,14 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
         federation={"clients": clients},
         run={"seed": run.seed if test else None, "test_mode": test, "checkpoint_every": 1},
     ).model_copy(update={"deployment": recipe.deployment or Deployment()})
-    return Recipe.model_validate(own.model_dump())
+    own = Recipe.model_validate(own.model_dump())
+    asked = round(own.federation.share * clients)
+    if own.distributed is not None and asked > MOST_NODES:
+        raise ConfigError(
+            f"a round of {asked} real nodes: at most {MOST_NODES} can make a secure sum. Set a lower federation.rate "
+            "or federation.cohort"
+        )
+    return own
 
 
 def work_of(recipe: Recipe) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """The server's part in secure aggregation, which relays, adds up, and removes the masks of a sum.
 
 A step takes the nodes' answers and returns the next step's questions. An unusable answer counts as missing, and `lost`
-gives the reason. Below the threshold the round is void. No node relies on this code.
+gives the reason. The round is void below the threshold, or if too few answer somewhere on a ring of neighbours. No node
+relies on this code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,10 +33,11 @@ class SecureSum:
 
     Attributes:
         lost: client -> reason why it no longer takes part.
+        crowd: number of colluders, at most, who can accuse one node of wrong shares.
     """
 
     def __init__(self, terms: Terms, services: Mapping[int, str]) -> None:
-        self.terms, self.lost = terms, dict[int, str]()
+        self.terms, self.lost, self.crowd = terms, dict[int, str](), terms.colluders
         self._services = services
         self._commitments: dict[int, str] = {}
         self._sent: dict[int, str] = {}  # client -> its signature that it has sent its vector
@@ -65,27 +68,33 @@ class SecureSum:
         self._cohort = Cohort(self.terms, kept, self._services, check=False)
         if problem := self.terms.problem(len(kept)):
             raise VoidRound(f"the cohort cannot be aggregated: {problem}")
+        self.crowd = min(self.terms.colluders, self._cohort.neighbours.shape.crowd)
         return [advert.values() for advert in self._cohort.adverts.values()]
 
     def shared(self, answers: Mapping[int, tuple[Mapping[int, str], str]]) -> dict[int, dict[int, str]]:
-        """Client -> sealed shares for it from every other member that shared. If asked again, the last answers count.
+        """Client -> sealed shares for it from every neighbour that shared. If asked again, the last answers count.
 
         Args:
             answers: client -> (receiver -> sealed shares, commitment).
 
         Raises:
-            VoidRound: fewer than the threshold shared.
+            VoidRound: too few shared.
         """
-        members, self._commitments = self._cohort.adverts.keys(), {}
+        members, holders, self._commitments = self._cohort.adverts, self._cohort.neighbours.holders, {}
         for client, (sealed, commitment) in answers.items():
-            whole = client in members and sealed.keys() == members - {client}
+            whole = client in members and sealed.keys() == holders(client) - {client}
             if whole and all(len(text) == SEALED_DIGITS for text in sealed.values()):
                 self._commitments[client] = commitment
             else:
-                self.lost[client] = "it did not share its secrets with every member"
+                self.lost[client] = "it did not share its secrets with every neighbour"
         self._sharing = tuple(sorted(self._commitments))
         self._require(self._sharing, "shared secrets")
-        return {to: {by: answers[by][0][to] for by in self._sharing if by != to} for to in self._sharing}
+        near = {client: sorted(holders(client) & self._commitments.keys() - {client}) for client in self._sharing}
+        return {to: {by: answers[by][0][to] for by in others} for to, others in near.items()}
+
+    def named(self) -> dict[str, list[int]]:
+        """The "mask" question's list of members that shared, for nodes that do not get shares of all of them."""
+        return {} if self._cohort.complete else {"sharing": list(self._sharing)}
 
     def add(self, client: int, words: np.ndarray, sent: str) -> None:
         """Add one node's masked vector. A second vector of the same node does not count.
@@ -109,7 +118,7 @@ class SecureSum:
         """The set of survivors, after which no vector counts.
 
         Raises:
-            VoidRound: fewer than the threshold sent vectors.
+            VoidRound: too few sent vectors.
         """
         survivors = tuple(sorted(self._sent))
         self._require(survivors, "sent a vector")
@@ -124,7 +133,7 @@ class SecureSum:
         """The survivors' signatures of their set, to be sent to the nodes that signed.
 
         Raises:
-            VoidRound: fewer than the threshold signed.
+            VoidRound: too few signed.
         """
         valid = {}
         for client, signature in answers.items():
@@ -142,7 +151,7 @@ class SecureSum:
             answers: client -> (peer -> share), from those that unmask.
 
         Raises:
-            VoidRound: fewer than the threshold unmask, or shares do not belong together.
+            VoidRound: too few unmask, or shares do not belong together.
         """
         shares = {
             client: found for client, raw in answers.items() if (found := self._readable(client, raw)) is not None
@@ -152,49 +161,59 @@ class SecureSum:
         for peer in survivors:
             apply_mask(self._total, self_mask_key(secret[peer], cohort.digest), subtract=True)
         for gone in self.survivors.dropped:
-            for peer in survivors:
+            for peer in cohort.neighbours.holders(gone).intersection(survivors):
                 key = pair_mask_key(secret[gone], cohort.adverts[peer].masking, cohort.digest, gone, peer)
                 apply_mask(self._total, key, subtract=gone < peer)
         return self._total
 
     def _secrets(self, shares: Mapping[int, Mapping[int, bytes]]) -> dict[int, bytes]:
-        """Client -> its secret, by `threshold` nodes' shares that belong together; others' are tried after wrong ones.
+        """Client -> its secret.
+
+        Raises:
+            VoidRound: a secret cannot be opened.
+        """
+        weights = lru_cache(maxsize=None)(Weights)  # without a ring all secrets have the same
+        return {peer: self._secret(peer, shares, weights) for peer in self._sharing}
+
+    def _secret(
+        self, peer: int, shares: Mapping[int, Mapping[int, bytes]], weights: Callable[[tuple[int, ...]], Weights]
+    ) -> bytes:
+        """A client's secret, by shares that belong together; others' are tried after wrong ones.
 
         Raises:
             VoidRound: there are none among those tried, of which one leaves any single node out if it is not needed.
         """
-        clients, needed = sorted(shares), self.terms.threshold
+        graph, needed = self._cohort.neighbours, self._cohort.neighbours.shape.needed
+        # Nodes that gave wrong shares before come last.
+        clients = sorted(graph.holders(peer) & shares.keys(), key=lambda client: (client in self.lost, client))
         starts = range(0, len(clients), len(clients) - needed) if len(clients) > needed else range(1)
         for start in starts:
             using = (2 * clients)[start : start + needed]
-            secrets, problem = self._combined(shares, using)
+            secret, problem = self._combined(peer, shares, weights(tuple(using)))
             if problem:
                 continue
             for client in set(clients) - set(using) if start else ():
-                if self._combined(shares, [client, *using[1:]])[1]:
+                if self._combined(peer, shares, weights((client, *using[1:])))[1]:
                     self.lost[client] = "it gave wrong shares"
-            return secrets
+            return secret
         raise VoidRound(problem)
 
-    def _combined(
-        self, shares: Mapping[int, Mapping[int, bytes]], using: Sequence[int]
-    ) -> tuple[dict[int, bytes], str]:
-        """The secrets by these nodes' shares, and why they are not the secrets; empty if they are."""
-        weights, secrets = Weights(using), dict[int, bytes]()
-        for peer in self._sharing:
-            kept = peer in self.survivors.answered
-            known = self._commitments[peer] if kept else self._cohort.adverts[peer].masking
-            try:
-                secrets[peer] = weights.combine({client: shares[client][peer] for client in using})
-            except RunError as error:
-                return {}, f"client {peer}: {error}"
-            if (sha256(secrets[peer]) if kept else public_of(secrets[peer])) != known:
-                return {}, f"the shares of a secret of client {peer} do not belong together"
-        return secrets, ""
+    def _combined(self, peer: int, shares: Mapping[int, Mapping[int, bytes]], weights: Weights) -> tuple[bytes, str]:
+        """A client's secret by some nodes' shares, and why it is not the secret; empty if it is."""
+        kept = peer in self.survivors.answered
+        known = self._commitments[peer] if kept else self._cohort.adverts[peer].masking
+        try:
+            secret = weights.combine({client: shares[client][peer] for client in weights.points})
+        except RunError as error:
+            return b"", f"client {peer}: {error}"
+        if (sha256(secret) if kept else public_of(secret)) != known:
+            return b"", f"the shares of a secret of client {peer} do not belong together"
+        return secret, ""
 
     def _readable(self, client: int, raw: Mapping[int, str]) -> dict[int, bytes] | None:
         try:
-            if client not in self.survivors.answered or raw.keys() != set(self._sharing):
+            near = self._cohort.neighbours.holders(client).intersection(self._sharing)
+            if client not in self.survivors.answered or raw.keys() != near:
                 raise ValueError
             shares = {peer: bytes.fromhex(share) for peer, share in raw.items()}
             if any(len(share) != SHARE_BYTES for share in shares.values()):
@@ -208,6 +227,8 @@ class SecureSum:
         if len(clients) < self.terms.threshold:
             void = f"{len(clients)} nodes {what}, {self.terms.threshold} are needed: the round is void"
             raise VoidRound(void + reasons(self.lost))
+        if problem := self._cohort.neighbours.problem(clients, self._sharing):
+            raise VoidRound(f"of the nodes that {what}, {problem}: the round is void{reasons(self.lost)}")
 
 
 def reasons(lost: Mapping[int, str]) -> str:

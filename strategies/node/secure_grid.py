@@ -199,7 +199,10 @@ class _Attempt:
                 ) from error
         self._ask(protocol.sha256(self._model))
         self._grid.charge()
-        given: dict[int, Any] = {client: {"sealed": texts(sealed)} for client, sealed in self._delivered.items()}
+        named = server.named()
+        given: dict[int, Any] = {
+            client: {"sealed": texts(sealed), **named} for client, sealed in self._delivered.items()
+        }
         try:
             following = self._following()
             for one in self._trip("mask", given, following):
@@ -312,9 +315,9 @@ class _Attempt:
         return answered
 
     def _count(self, accused: Iterable[int | None]) -> None:
-        """Find the nodes that more nodes accuse than may collude."""
+        """Find the nodes that more of their neighbours accuse than may collude."""
         for client, count in Counter(accused).items():
-            if client in self._questions and count > self.server.terms.colluders:
+            if client in self._questions and count > self.server.crowd:
                 self.guilty[client] = f"the shares that it sealed for {count} nodes are not authentic"
 
 

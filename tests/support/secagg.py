@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clients.node.policy import Refusal
 from clients.node.secagg import Distributed, Participant, SessionStore
 from clients.node.secagg.store import _SCHEMA
 from fedlgm.node_protocol import public_text
+from fedlgm.secagg import cohort as cohorts
 from fedlgm.secagg.cohort import Survivors, Terms
+from fedlgm.secagg.neighbours import Shape, shape_of
 from strategies.node.secagg import SecureSum
 
 STEPS = ("advertise", "share", "mask", "agree", "unmask")
@@ -137,7 +140,8 @@ def aggregate(
     deliveries = server.shared(shares)
     for client in asked("mask", deliveries):
         member = members[client]
-        words = member.participant.mask(attempt, deliveries[client], member.charge, member.make)
+        given = attempt, deliveries[client], member.charge, member.make, server.named().get("sharing")
+        words = member.participant.mask(*given)
         server.add(client, words, member.participant.sent(attempt))
     answered = server.answered()
     agreeing = asked("agree", answered)
@@ -146,6 +150,20 @@ def aggregate(
     (cohort,) = {members[client].charges[-1] for client in answered}
     expected = np.sum([members[client].vectors[cohort] for client in answered], axis=0, dtype=np.uint32)
     return found, expected
+
+
+def explicit(reach: int, crowd: int, signers: int | None = None) -> Shape:
+    """A ring that is safe where no node has more than `crowd` colluders among its neighbours."""
+    return Shape(reach, (2 * reach + 1 + crowd) // 2 + 1, crowd + 1 if signers is None else signers, crowd)
+
+
+def use_ring(monkeypatch: pytest.MonkeyPatch, shape: Shape) -> None:
+    """Give all cohorts this shape, however few their members are, unless that makes everyone a neighbour."""
+
+    def shape_for(nodes: int, threshold: int, colluders: int) -> Shape:
+        return shape_of(nodes, threshold, colluders) if shape.complete(nodes) else shape
+
+    monkeypatch.setattr(cohorts, "shape_of", shape_for)
 
 
 def refused(step: Callable[[], object]) -> bool:

@@ -219,7 +219,8 @@ class SecureFederation:
             said = (yield call("share", client, {"adverts": cohort}))["said"]
             shared[client] = {int(to): text for to, text in said["sealed"].items()}, said["commitment"]
         for client, sealed in server.shared(shared).items():
-            answer = yield call("mask", client, {"sealed": {str(by): text for by, text in sealed.items()}})
+            given = {"sealed": {str(by): text for by, text in sealed.items()}, **server.named()}
+            answer = yield call("mask", client, given)
             server.add(client, answer["words"].astype(np.uint32), answer["sent"])
         answered, signed, revealed = server.answered(), {}, {}
         for client in () if directly else answered:

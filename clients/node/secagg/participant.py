@@ -8,8 +8,9 @@ trusts only the signatures of the services that its own policy lists. It keeps t
 * it is charged before a vector is made, and the vector is on disk before it leaves;
 * it accepts one set of survivors for a cohort, on disk before its signature or a share leaves;
 * it reveals at most one share of each peer: of a survivor's seed, or of the masking key of a peer that dropped out. It
-  does so only once `threshold` survivors have signed the set that it has signed, or once all members that shared
-  secrets have signed that they sent a vector, in which case all of them are the set.
+  does so only once `threshold` survivors, enough of them everywhere on a ring of neighbours, have signed the set that
+  it has signed, or once all members that shared secrets have signed that they sent a vector, in which case all of them
+  are the set.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Participant:
         return Advert.of(session.advert)
 
     def share(self, attempt: str, adverts: list[Any]) -> Shared:
-        """Shares of this node's two secrets, sealed for each member of the cohort.
+        """Shares of this node's two secrets, sealed for each of its neighbours in the cohort.
 
         Args:
             attempt: digest of the terms.
@@ -106,32 +107,45 @@ class Participant:
         return Shared(sealed, session.commitment)
 
     def mask(
-        self, attempt: str, sealed: Mapping[int, str], charge: Callable[[str], None], make: Callable[[str], np.ndarray]
+        self,
+        attempt: str,
+        sealed: Mapping[int, str],
+        charge: Callable[[str], None],
+        make: Callable[[str], np.ndarray],
+        sharing: Any = None,
     ) -> np.ndarray:
         """The node's vector, charged and masked, uint32 [size].
 
         Args:
             attempt: digest of the terms.
-            sealed: client -> shares for this node, in base 64, of all other members that shared.
+            sealed: client -> shares for this node, in base 64, of all its neighbours that shared.
             charge: called with the cohort's digest before anything is made. It returns after the charge is on disk,
                 and charges one digest once.
             make: called with the cohort's digest. It returns uint32 [size], the same words for the same digest.
+            sharing: client numbers of all members that shared, ascending; None if they are those of `sealed` and this
+                node, as they are if every member is its neighbour.
         """
         session, cohort = self._shared(attempt)
-        sharing = tuple(sorted({*sealed, self._client}))
+        near = {*sealed, self._client}
+        with _refusing():
+            everyone = clients_of(sorted(near) if sharing is None else sharing)
         vector = self._store.vector(attempt)
         if vector is not None:
-            if list(sharing) != session.sharing:
+            if list(everyone) != session.sharing:
                 raise Refusal("cohort", "this node's vector was masked for another set of members")
             return np.frombuffer(vector, "<u4")
-        if not set(sharing) <= cohort.adverts.keys():
+        if not near.union(everyone) <= cohort.adverts.keys():
             raise Refusal("cohort", "shares of a node that is not a member of the cohort")
-        if len(sharing) < cohort.terms.threshold:
-            raise Refusal("cohort", f"{len(sharing)} members shared secrets; {cohort.terms.threshold} are needed")
+        if len(everyone) < cohort.terms.threshold:
+            raise Refusal("cohort", f"{len(everyone)} members shared secrets; {cohort.terms.threshold} are needed")
+        if near != cohort.neighbours.holders(self._client).intersection(everyone):
+            raise Refusal("cohort", "the shares are not those of this node's neighbours among the members that shared")
+        if problem := cohort.neighbours.problem(everyone, [self._client]):
+            raise Refusal("cohort", f"of the members that shared secrets, {problem}")
         held = {str(client): self._opened(session, cohort, client, text) for client, text in sealed.items()
                 if client != self._client}  # fmt: skip
         masking, keys = bytes.fromhex(session.masking), {}
-        for other in sharing:
+        for other in near:
             if other != self._client:
                 with _refusing():
                     keys[other] = pair_mask_key(
@@ -145,7 +159,7 @@ class Participant:
         apply_mask(words, self_mask_key(bytes.fromhex(session.seed), cohort.digest))
         for other, key in keys.items():
             apply_mask(words, key, subtract=other > self._client)
-        session.sharing, session.held = list(sharing), session.held | held
+        session.sharing, session.held = list(everyone), session.held | held
         self._store.keep(attempt, session, words.tobytes())
         return words
 
@@ -184,7 +198,7 @@ class Participant:
         return signature
 
     def unmask(self, attempt: str, signatures: Mapping[int, str]) -> dict[int, str]:
-        """One share of each peer: of its seed if it survived, of its masking key if it dropped out.
+        """One share of each neighbour: of its seed if it survived, of its masking key if it dropped out.
 
         Args:
             attempt: digest of the terms.
@@ -225,15 +239,18 @@ class Participant:
             self._store.sign(everyone, everyone.signed(self._signer))
             return everyone
         survivors = found[0]
-        valid = sum(
-            client in survivors.answered and survivors.valid(str(signature), services[client])
+        if all_sent and survivors == everyone:
+            return survivors
+        valid = [
+            client
             for client, signature in signatures.items()
-        )
-        if valid < cohort.terms.threshold and not (all_sent and survivors == everyone):
-            raise Refusal(
-                "cohort",
-                f"{valid} survivors have signed the set that this node has signed; {cohort.terms.threshold} are needed",
-            )
+            if client in survivors.answered and survivors.valid(str(signature), services[client])
+        ]
+        signed = "signed the set that this node has signed"
+        if len(valid) < cohort.terms.threshold:
+            raise Refusal("cohort", f"{len(valid)} survivors have {signed}; {cohort.terms.threshold} are needed")
+        if problem := cohort.neighbours.problem(valid):
+            raise Refusal("cohort", f"of the survivors that {signed}, {problem}")
         return survivors
 
     def _session(self, attempt: str) -> Session:
@@ -263,10 +280,10 @@ class Participant:
 
     def _split(self, session: Session, cohort: Cohort) -> None:
         seed, masking, sealing = new_secret(), bytes.fromhex(session.masking), bytes.fromhex(session.sealing)
-        seeds = split(seed, cohort.terms.threshold, cohort.adverts)
-        maskings = split(masking, cohort.terms.threshold, cohort.adverts)
+        holders, needed = cohort.neighbours.holders(self._client), cohort.neighbours.shape.needed
+        seeds, maskings = split(seed, needed, holders), split(masking, needed, holders)
         for client, advert in cohort.adverts.items():
-            if client != self._client:
+            if client in holders and client != self._client:
                 with _refusing():
                     sealed = seal(
                         sealing, advert.sealing, cohort.digest, self._client, client, seeds[client] + maskings[client]

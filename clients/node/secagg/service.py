@@ -83,7 +83,8 @@ class SecureSteps:
         Raises:
             Refusal: the step is not allowed, or malformed.
         """
-        return self._participant.mask(terms.digest, _by_client(given.get("sealed")), charge, make)
+        sealed = _by_client(given.get("sealed"))
+        return self._participant.mask(terms.digest, sealed, charge, make, given.get("sharing"))
 
     def sent(self, terms: Terms) -> str:
         """Signature that the vector was sent (see `Participant.sent`)."""

@@ -23,7 +23,7 @@ from fedlgm.errors import ConfigError, RunError
 from simulations.config import recipe as recipes
 from simulations.deploy import certificates, processes, submit
 from simulations.deploy.commands import app
-from simulations.deploy.create import create, enrol
+from simulations.deploy.create import create, enrol, secure_sums
 from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.server_entry import deployed, work_of
@@ -274,6 +274,22 @@ def test_a_recipe_becomes_that_of_the_deployment():
             deployed(recipes.load("nodes", [change] if isinstance(change, str) else change), 5)
     with pytest.raises(ConfigError, match=r"needs run\.seed"):
         deployed(recipes.load("nodes", ["run.seed=none"]), 5, test=True)
+
+
+def test_rounds_of_too_many_nodes_for_a_secure_sum():
+    values = ["federation.clients=1200", "distributed.threshold=1100", "distributed.colluders=10"]
+    recipe = recipes.load("distributed-digits", values)  # a simulation may have any number
+    with pytest.raises(
+        ConfigError, match=r"a round of 1200 real nodes: at most 1000 can make a secure sum\. Set a lower"
+    ):
+        deployed(recipe, 1200)
+    part = recipe.changed(federation={"rate": 0.5}, distributed={"threshold": 500})
+    assert deployed(part, 1200).federation.share == 0.5
+    assert secure_sums(1800)["min_cohort"] <= 1000
+    with pytest.raises(
+        ConfigError, match=r"each of 1900 nodes would require rounds of 1046 nodes or more \(min_cohort\)"
+    ):
+        secure_sums(1900)
 
 
 def test_free_ports_are_different():

@@ -22,6 +22,7 @@ from strategies.node.budgets import Need
 from tests.support import secure_nodes
 from tests.support.node_grids import QUICK
 from tests.support.nodes import MODEL, WORK, edit, rows
+from tests.support.secagg import explicit, use_ring
 from tests.support.secure_nodes import NODES, THRESHOLD, WHOLE, plan
 
 
@@ -123,6 +124,31 @@ def test_the_sum_is_that_of_the_nodes_own_words(secure, monkeypatch):
     total = secure.whole()
     assert len(put_in) == NODES
     np.testing.assert_array_equal(total, np.sum(put_in, axis=0, dtype=np.uint32))
+
+
+def test_rounds_on_a_ring_of_neighbours(secure, monkeypatch):
+    """Two of four others are neighbours. A node that drops out is in the masks of both; a void round says where."""
+    one_of_five_may_be_missing(secure)
+    use_ring(monkeypatch, explicit(1, 0, signers=0))
+    sealed, exchange = [], secure.served.exchange
+
+    def watched(path, header, body, **more):
+        answer, numbers = exchange(path, header, body, **more)
+        sealed.append(len(answer.get("said", {}).get("sealed", [])))
+        return answer, numbers
+
+    monkeypatch.setattr(frames, "exchange", watched)
+    moved = secure.run(2)
+    assert max(sealed) == 2
+    assert torch.linalg.norm(moved - MODEL) > 0.01
+    assert [len(report.answered) for report in secure.reports] == [NODES] * 2
+    monkeypatch.setattr(frames, "exchange", silent(secure, {2: "mask"}))
+    secure.run()
+    assert secure.reports[-1].answered == ["n0", "n1", "n3", "n4"]
+    use_ring(monkeypatch, explicit(1, 2, signers=0))
+    secure.served.start(secure.folders[2])
+    secure.run()
+    assert any("is void" in line and "2 hold shares of the secrets of client" in line for line in secure.lines)
 
 
 @pytest.mark.parametrize(
