@@ -16,10 +16,19 @@ from fedlgm.client_release import Asked, Contributions, Keys, Noised
 from fedlgm.contributions import Updates
 from fedlgm.devices import Numerics, torch_threads
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.trainer import ExampleTrainer, batch_keys, digest_of, local_steps, poisson_rows
+from fedlgm.example_level.trainer import (
+    Examples,
+    ExampleTrainer,
+    batch_keys,
+    digest_of,
+    local_steps_together,
+    poisson_rows,
+)
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 
+GROUP_BYTES = 1 << 20
+"""Size of the sums of clients that take their steps together."""
 HELD_BYTES = 32 << 20
 """Bytes of clients' data that a process keeps from one round to the next."""
 
@@ -57,13 +66,10 @@ class ExampleSteps(Contributions):
         plan, model, round_, clients = asked
         settings, backend = self._work.settings, self.numerics.noise_backend
         with torch_threads(self.numerics.threads):
-            for client in clients:
-                data, digest = self._examples(client)
-                examples = (data.x, data.y, digest)
-                update, name = local_steps(
-                    self._trainer, settings, model, examples, plan, keys.noise, round_, client, backend
-                )
-                yield Noised(client, update, name, plan)
+            for group in self._groups(clients, plan):
+                made = local_steps_together(self._trainer, settings, model, group, plan, keys.noise, round_, backend)
+                for own, (update, name) in zip(group, made, strict=True):
+                    yield Noised(own.client, update, name, plan)
 
     def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
         """See `Contributions.figures`: the mechanism's private figures (`ExampleTrainer.figures`), [rows, K]."""
@@ -78,6 +84,20 @@ class ExampleSteps(Contributions):
                 data, digest = self._examples(client)
                 rate = asked.plan.facts.sampling.rate
                 yield client, data, poisson_rows(batch_keys(order, digest), len(data), rate, asked.round, client)
+
+    def _groups(self, clients: list[int], plan: ReleasePlan) -> Iterator[list[Examples]]:
+        """Clients that take their steps together: as many as the processor's cache has room for the sums of."""
+        most = max(1, GROUP_BYTES // (8 * max(plan.size, 1)))
+        group, held = list[Examples](), 0
+        for client in clients:
+            data, digest = self._examples(client)
+            held += _bytes(data)
+            if group and (len(group) == most or held > HELD_BYTES):
+                yield group
+                group, held = [], _bytes(data)
+            group.append(Examples(client, data.x, data.y, digest))
+        if group:
+            yield group
 
     def _examples(self, client: int) -> tuple[ClientData, bytes]:
         """A client's data and their digest, kept for later rounds: up to `HELD_BYTES`, and always the last client's."""

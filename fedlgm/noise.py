@@ -60,20 +60,23 @@ def add_noise_(
     floating-point sum would otherwise reveal the summand (see docs/decisions.md, section Floating point).
 
     Args:
-        total: float32 or float64 vector [sum of sizes] on the CPU.
+        total: float32 or float64 vector [sum of sizes] on the CPU, or several vectors [rows, sum of sizes], each of
+            which becomes what it would alone.
         parts: (size, scale) of each part in order; scale is the std (Gaussian) or b (Laplace); 0 adds nothing.
-        streams: one generator for each part.
+        streams: one generator for each part, of one vector after another.
         family: "gaussian" or "laplace".
 
     Returns:
         `total`.
     """
-    if total.numel() != sum(size for size, _ in parts) or len(parts) != len(streams):
-        raise ConfigError(f"{total.numel()} coordinates, {len(parts)} parts and {len(streams)} streams do not fit")
-    buffer, start = torch.empty(min(_CHUNK, total.numel())), 0
-    for (size, scale), stream in zip(parts, streams, strict=True):
+    rows = total if total.ndim == 2 else total[None]
+    count, coordinates = rows.shape
+    if coordinates != sum(size for size, _ in parts) or count * len(parts) != len(streams):
+        raise ConfigError(f"{coordinates} coordinates, {len(parts)} parts and {len(streams)} streams do not fit")
+    buffer, start = torch.empty(count, min(_CHUNK, coordinates)), 0
+    for place, (size, scale) in enumerate(parts):
         if scale > 0:
-            for piece, noise in _drawn(total[start : start + size], family, stream, buffer):
+            for piece, noise in _drawn(rows[:, start : start + size], family, streams[place :: len(parts)], buffer):
                 add_scaled_(piece, noise, scale)
         start += size
     return total
@@ -87,20 +90,27 @@ def unit_noise(sizes: Sequence[int], streams: Sequence[torch.Generator]) -> Tens
         streams: one generator for each part.
     """
     out = torch.empty(sum(sizes), dtype=torch.float64)
-    buffer = torch.empty(min(_CHUNK, out.numel()))
+    buffer = torch.empty(1, min(_CHUNK, out.numel()))
     for part, stream in zip(out.split(list(sizes)), streams, strict=True):
-        for piece, noise in _drawn(part, "gaussian", stream, buffer):
+        for piece, noise in _drawn(part[None], "gaussian", [stream], buffer):
             piece.copy_(noise)
     return out
 
 
 def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
-    """Add `scale` times given noise to a vector, in place, and round to the grid of the scale (see `add_noise_`)."""
+    """Add `scale` times given noise to a vector or to rows, in place, and round to the grid of the scale.
+
+    See `add_noise_`. Rows are added one by one, because PyTorch may round the last numbers of a vector, for which there
+    are no full registers, in another way than the others.
+    """
     if scale > 0:
         if not LEAST_SCALE <= scale <= 1 / LEAST_SCALE:  # as the kernels: nearer the ends noise or its grid vanish
             raise PrivacyError(f"a noise scale must be 0 or lie in [2^-100, 2^100], got {scale:g}")
         step = grid_step(scale)
-        piece.add_(noise.to(piece), alpha=scale).mul_(1 / step).round_().mul_(step)
+        wide = noise.to(piece)
+        for row, own in [(piece, wide)] if piece.ndim == 1 else zip(piece.unbind(), wide.unbind(), strict=True):
+            row.add_(own, alpha=scale)
+        piece.mul_(1 / step).round_().mul_(step)
 
 
 def grid_step(scale: float) -> float:
@@ -111,16 +121,21 @@ def grid_step(scale: float) -> float:
 _CHUNK = 1 << 18
 
 
-def _drawn(part: Tensor, family: Family, stream: torch.Generator, buffer: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pieces of a part with their unit noise; they stay in the cache, and redrawing their tails is little overhead."""
-    for piece in part.split(_CHUNK):
-        noise = buffer[: piece.numel()]
-        _fill(noise, family, stream)
+def _drawn(
+    part: Tensor, family: Family, streams: Sequence[torch.Generator], buffer: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pieces of a part [rows, size] with their unit noise.
+
+    They stay in the cache, and redrawing their tails is little overhead.
+    """
+    for piece in part.split(_CHUNK, dim=1):
+        noise = buffer[:, : piece.shape[1]]
+        _fill(noise, family, streams)
         yield piece, noise
 
 
-def _fill(out: Tensor, family: Family, stream: torch.Generator) -> None:
-    """Unit noise in single precision, with the tail redrawn in double precision.
+def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> None:
+    """Unit noise of each row's stream in single precision, with the tail redrawn in double precision.
 
     Single-precision uniforms end a normal at 5.77 standard deviations and an exponential at 16.6, and are coarse
     shortly before. One client's change moves many coordinates, so in a large model that edge alone would cost more than
@@ -128,18 +143,23 @@ def _fill(out: Tensor, family: Family, stream: torch.Generator) -> None:
     value in two or three thousand, at hardly any cost.
     """
     if family == "gaussian":
-        values = out.normal_(generator=stream).numpy()
-        tail = _beyond(values, _TAIL_NORMAL)
-        if len(tail):
-            uniform = torch.from_numpy(_positive_uniform(len(tail), stream) * _TAIL_PROBABILITY)
-            values[tail] = np.copysign(torch.special.ndtri(uniform).numpy(), values[tail])
+        for row, stream in zip(out.unbind(), streams, strict=True):
+            row.normal_(generator=stream)
+        values = out.numpy()
+        at, column = np.divmod(_beyond(values, _TAIL_NORMAL), out.shape[1])
+        if len(at):
+            counts = np.bincount(at, minlength=len(streams)).tolist()
+            drawn = [_positive_uniform(count, own) for count, own in zip(counts, streams, strict=True) if count]
+            uniform = torch.from_numpy(np.concatenate(drawn) * _TAIL_PROBABILITY)
+            values[at, column] = np.copysign(torch.special.ndtri(uniform).numpy(), values[at, column])
         return
-    out.exponential_(generator=stream)
-    tail = _beyond(out.numpy(), _TAIL_EXPONENTIAL)
-    uniform = torch.from_numpy(_positive_uniform(len(tail), stream))
-    out[tail] = (_TAIL_EXPONENTIAL - uniform.log()).to(out.dtype)
-    # The fair sign comes from a separate draw.
-    out.mul_(torch.randint(0, 2, out.shape, generator=stream, dtype=out.dtype).mul_(2).sub_(1))
+    for row, stream in zip(out.unbind(), streams, strict=True):
+        row.exponential_(generator=stream)
+        tail = _beyond(row.numpy(), _TAIL_EXPONENTIAL)
+        uniform = torch.from_numpy(_positive_uniform(len(tail), stream))
+        row[tail] = (_TAIL_EXPONENTIAL - uniform.log()).to(row.dtype)
+        # The fair sign comes from a separate draw.
+        row.mul_(torch.randint(0, 2, row.shape, generator=stream, dtype=row.dtype).mul_(2).sub_(1))
 
 
 _TAIL_NORMAL = 3.5
@@ -148,8 +168,8 @@ _TAIL_EXPONENTIAL = 8.0
 
 
 def _beyond(values: np.ndarray, limit: float) -> np.ndarray:
-    """Indices of values larger than `limit` in magnitude (NumPy searches three times as fast as torch here)."""
-    return (np.abs(values) > limit).nonzero()[0]
+    """Flat indices of values beyond `limit` in magnitude (NumPy searches three times as fast as torch here)."""
+    return np.flatnonzero(np.abs(values) > limit)
 
 
 def _positive_uniform(count: int, stream: torch.Generator) -> np.ndarray:

@@ -10,6 +10,7 @@ The plan owns both the noise that is added and the event that is accounted for, 
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
@@ -203,6 +204,16 @@ class ReleasePlan:
     def bounds(self) -> tuple[float, ...]:
         """`clip` in Python's numbers, with which a trainer's bounds are compared."""
         return tuple(self.clip.tolist())
+
+    @cached_property
+    def columns(self) -> tuple[slice, ...]:
+        """Columns of a whole update [D], with the answers to the queries behind it, that are released; in order."""
+        ends, found = [*self.layers.offsets.tolist(), None], []
+        for released, run in itertools.groupby(range(len(ends) - 1), key=[*self.released, True].__getitem__):
+            parts = list(run)  # adjacent ones share a slice
+            if released:
+                found.append(slice(ends[parts[0]], ends[parts[-1] + 1]))
+        return tuple(found)
 
     @cached_property
     def asked(self) -> tuple[tuple[str, int, float], ...]:

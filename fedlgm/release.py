@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER
 from fedlgm.run_noise import INDEPENDENT, NoiseSource, RunNoise, check_cpu, noise_source
 
-__all__ = ["SERVER", "Noising", "fingerprint", "local_release", "release"]
+__all__ = ["SERVER", "Noising", "fingerprint", "local_release", "local_releases", "release"]
 
 _PRECISE = (torch.float32, torch.float64)
 
@@ -189,17 +190,54 @@ def local_release(
         >>> name == local_release(update, plan, keys, 1, 0)[1], name == local_release(-update, plan, keys, 1, 0)[1]
         (True, False)
     """
-    source, own = noise_source(plan, None), sum_on(plan, torch.device(device), None if backend == "cpu" else backend)
-    if backend == "cpu":
-        check_cpu(own.total)
-    if updates is None:
-        own.skip(1)
+    return local_releases([updates], plan, keys, round, [client], backend, device)[0]
+
+
+def local_releases(
+    updates: Sequence[Updates | None],
+    plan: ReleasePlan,
+    keys: KeyRing,
+    round: int,
+    clients: Sequence[int],
+    backend: NoiseBackend = "cpu",
+    device: torch.device | str = "cpu",
+) -> list[tuple[BoundedSum, str]]:
+    """Releases of several clients, each as `local_release` makes it.
+
+    On the CPU the steps of small releases cost half as much if each is done for several clients in a row.
+
+    Args:
+        updates: one for each client; see `local_release`.
+        plan: see `local_release`.
+        keys: the clients' ring; a client's noise also depends on its number and its contribution.
+        round: see `local_release`.
+        clients: the clients' numbers.
+        backend: see `release`.
+        device: see `local_release`.
+    """
+    source, where = noise_source(plan, None), torch.device(device)
+    together = source is INDEPENDENT and backend == "cpu" and where.type == "cpu"
+    totals = torch.zeros(len(updates) if together else 0, plan.size, dtype=torch.float64)
+    if together:
+        sums = [BoundedSum(plan, total) for total in totals.unbind()]
     else:
-        own.add(updates)
-    bound_to_data = keys.derive(own.total.cpu().numpy().view(np.uint8).data)
-    noising = Noising(own.total, plan, bound_to_data, round, client, backend, source)
-    noising.add_()
-    return own, noising.name
+        sums = [sum_on(plan, where, None if backend == "cpu" else backend) for _ in updates]
+    made = []
+    for own, update, client in zip(sums, updates, clients, strict=True):
+        if backend == "cpu":
+            check_cpu(own.total)
+        if update is None:
+            own.skip(1)
+        else:
+            own.add(update)
+        bound_to_data = keys.derive(own.total.cpu().numpy().view(np.uint8).data)
+        made.append(Noising(own.total, plan, bound_to_data, round, client, backend, source))
+    if together:
+        INDEPENDENT.add_rows_(totals, plan, [noising.ring for noising in made], round, clients)
+    else:
+        for noising in made:
+            noising.add_()
+    return [(own, noising.name) for own, noising in zip(sums, made, strict=True)]
 
 
 def fingerprint(keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBackend = "cpu") -> str:

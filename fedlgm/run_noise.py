@@ -8,7 +8,7 @@ Rings and releases together reveal the sums, so the rings must stay as secret as
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -67,15 +67,28 @@ class Independent:
         if plan.facts.noise is not None:
             raise PrivacyError("correlated noise is made by Noising.of")
         if backend == "cpu":
-            check_cpu(total)
-            streams = [ring.torch_generator(Purpose.NOISE, round, party + 1, place) for place in plan.streams]
-            return add_noise_(total, [(part.size, part.sigma) for part in plan.parts], streams, plan.family)
+            self.add_rows_(total[None], plan, [ring], round, [party])
+            return total
         if plan.size == 0:
             return total
         stream = kernels.SERVER_STREAM if party == SERVER else _stream(party)
         scale = kernel_scale([part.sigma for part in plan.parts]).to(total.device)
         key = kernels.noise_key(ring, round)
         return kernels.add_noise_(total, part_offsets(plan), scale, plan.family, key, stream, backend=backend)
+
+    def add_rows_(
+        self, totals: Tensor, plan: ReleasePlan, rings: Sequence[KeyRing], round: int, parties: Sequence[int]
+    ) -> None:
+        """Add to each of several sums [rows, plan.size] on the CPU what `add_` adds to it, in place."""
+        if plan.facts.noise is not None:
+            raise PrivacyError("correlated noise is made by Noising.of")
+        check_cpu(totals)
+        streams = [
+            ring.torch_generator(Purpose.NOISE, round, party + 1, place)
+            for ring, party in zip(rings, parties, strict=True)
+            for place in plan.streams
+        ]
+        add_noise_(totals, [(part.size, part.sigma) for part in plan.parts], streams, plan.family)
 
 
 INDEPENDENT = Independent()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -118,18 +117,10 @@ class BoundedSum:
             self.discarded += 1
             return
         position = 0
-        for part in self._kept(row[None]):  # large ones are not copied whole
-            _add_scaled_(self.total[position : position + part.shape[1]], part[0].to(self.total.device), 1.0)
-            position += part.shape[1]
-
-    def _kept(self, rows: Tensor) -> list[Tensor]:
-        """Views of the columns of released layers, and of the answers behind them; adjacent ones share a view."""
-        ends, pieces = [*self.plan.layers.offsets.tolist(), rows.shape[1]], []
-        for released, run in itertools.groupby(range(len(ends) - 1), key=[*self.plan.released, True].__getitem__):
-            parts = list(run)
-            if released:
-                pieces.append(rows[:, ends[parts[0]] : ends[parts[-1] + 1]])
-        return pieces
+        for columns in self.plan.columns:  # large ones are not copied whole
+            part = row[columns].to(self.total.device)
+            _add_scaled_(self.total[position : position + part.shape[0]], part, 1.0)
+            position += part.shape[0]
 
     def skip(self, clients: int) -> None:
         """Count clients without data, which contribute zero."""

@@ -62,7 +62,7 @@ class DeviceSum(BoundedSum):
             norms = moments.sqrt() if plan.family == "gaussian" else moments
             given = answers(updates)
             answered = [noisy.contribution(norms, self._clip, given.get(noisy.query.name)) for noisy in plan.queries]
-            parts = [*self._kept(rows), *answered]
+            parts = [*(rows[:, columns] for columns in plan.columns), *answered]
             rows = kernels.empty_block(len(parts[0]), plan.size, self.total.device)
             torch.cat(parts, dim=1, out=rows)
             counted = accepted[:, None].expand(-1, len(plan.queries)).to(factors.dtype)
@@ -84,9 +84,10 @@ class DeviceSum(BoundedSum):
         self.discarded = self.discarded + (~finite).sum()
         for row, good in zip(rows, finite, strict=True):
             position = 0
-            for part in self._kept(row[None]):
-                self.total[position : position + part.shape[1]] += torch.where(good, part[0], 0.0).to(self.total)
-                position += part.shape[1]
+            for columns in self.plan.columns:
+                part = row[columns]
+                self.total[position : position + len(part)] += torch.where(good, part, 0.0).to(self.total)
+                position += len(part)
 
 
 @named_arguments

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateSums
 from fedlgm.models.requirements import require_drawing_nothing, require_stateless
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
-from fedlgm.release import local_release
+from fedlgm.release import local_releases
 from fedlgm.training import FlatOptimizer
 from fedlgm.trial import TRIED, moderate, try_examples, try_step
 from fedlgm.upload_caps import within_caps
@@ -203,6 +205,26 @@ def digest_of(x: Inputs, y: Tensor) -> bytes:
     return found.digest()
 
 
+class Examples(NamedTuple):
+    """A client's examples.
+
+    Example:
+        >>> Examples(3, torch.zeros(5, 2), torch.zeros(5), b"digest").y.shape
+        torch.Size([5])
+
+    Attributes:
+        client: its number.
+        x: inputs [n, ...].
+        y: targets [n, ...].
+        digest: `digest_of` them.
+    """
+
+    client: int
+    x: Inputs
+    y: Tensor
+    digest: bytes
+
+
 def local_steps(
     trainer: ExampleTrainer,
     settings: LocalTraining,
@@ -238,30 +260,70 @@ def local_steps(
     Raises:
         ConfigError: the plan has no local steps.
     """
+    examples = [Examples(client, *data)]
+    return local_steps_together(trainer, settings, model, examples, plan, keys, round, backend)[0]
+
+
+def local_steps_together(
+    trainer: ExampleTrainer,
+    settings: LocalTraining,
+    model: Tensor,
+    examples: Sequence[Examples],
+    plan: ReleasePlan,
+    keys: KeyRing,
+    round: int,
+    backend: NoiseBackend = "cpu",
+) -> list[tuple[Tensor, str]]:
+    """`local_steps` of several clients, which take each step in turn: the result for each is what it would be alone.
+
+    A step consists of many small pieces of work, and each costs half as much if it is done several times in a row.
+
+    Args:
+        trainer: see `local_steps`.
+        settings: see `local_steps`.
+        model: see `local_steps`.
+        examples: the clients' examples.
+        plan: see `local_steps`.
+        keys: see `local_steps`.
+        round: see `local_steps`.
+        backend: see `release`.
+
+    Raises:
+        ConfigError: the plan has no local steps.
+    """
     steps = plan.facts.steps
     if steps is None:
         raise ConfigError("local steps need a plan whose facts include them (facts.steps)")
-    x, y, digest = data
-    model = model.to(trainer.device)
-    trainer.weights.copy_(model)
-    optimizer = FlatOptimizer(settings.optimizer, trainer.weights, lr=settings.lr, momentum=settings.momentum)
-    batches, numbers = keys.derive(b"batches", digest), range(1, steps.count + 1)
-    # All batches first: small pieces of work cost half as much if each is done several times in a row.
-    drawn = [poisson_rows(batches, y.shape[0], steps.rate, round, client, step) for step in numbers]
-    rings = [keys.derive(b"step", step.to_bytes(4, "little")) for step in numbers]
+    model, numbers = model.to(trainer.device), range(1, steps.count + 1)
+    clients = [own.client for own in examples]
+    weights = model.repeat(len(examples), 1).unbind()
+    optimizers = [FlatOptimizer.of(settings, own) for own in weights]
+    batches = [keys.derive(b"batches", own.digest) for own in examples]
+    drawn = [
+        [poisson_rows(ring, own.y.shape[0], steps.rate, round, own.client, step) for step in numbers]
+        for own, ring in zip(examples, batches, strict=True)
+    ]
     released = sum(int(plan.layers.sizes[j]) for j in plan.indices)
-    answers = torch.zeros(plan.size - released, dtype=torch.float64)
-    names = hashlib.sha256()
-    for rows, ring in zip(drawn, rings, strict=True):
-        bounded = trainer.sum(x, y, rows, plan)
-        own, name = local_release(bounded, plan, ring, round, client, backend, trainer.device)
-        against = own.total.div_(-steps.batch)  # the mean, turned around in place
-        optimizer.step(plan.expand(against).to(trainer.weights))
-        if len(answers):
-            answers -= against[released:].cpu().double() / steps.count
-        names.update(name.encode())
-    change = (trainer.weights - model).cpu().double()
-    if not plan.complete or len(answers):
-        views = plan.layers.split(change)
-        change = torch.cat([*(views[j] for j in plan.indices), answers])
-    return within_caps(change, plan), names.hexdigest()[:32]
+    answers = torch.zeros(len(examples), plan.size - released, dtype=torch.float64)
+    names = [hashlib.sha256() for _ in examples]
+    for step in numbers:
+        ring = keys.derive(b"step", step.to_bytes(4, "little"))
+        bounded = []
+        for own, at, rows in zip(examples, weights, drawn, strict=True):
+            trainer.weights.copy_(at)
+            bounded.append(trainer.sum(own.x, own.y, rows[step - 1], plan))
+        made = local_releases(bounded, plan, ring, round, clients, backend, trainer.device)
+        for place, (noisy, name) in enumerate(made):
+            against = noisy.total.div_(-steps.batch)  # the mean, turned around in place
+            optimizers[place].step(plan.expand(against).to(model))
+            if answers.shape[1]:
+                answers[place] -= against[released:].cpu().double() / steps.count
+            names[place].update(name.encode())
+    changes = []
+    for at, own_answers, hashed in zip(weights, answers, names, strict=True):
+        change = (at - model).cpu().double()
+        if not plan.complete or answers.shape[1]:
+            views = plan.layers.split(change)
+            change = torch.cat([*(views[j] for j in plan.indices), own_answers])
+        changes.append((within_caps(change, plan), hashed.hexdigest()[:32]))
+    return changes

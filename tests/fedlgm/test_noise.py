@@ -137,11 +137,31 @@ def largest(family: str) -> float:
     return float(add_noise_(torch.zeros(64), [(64, 1.0)], [generator], family).abs().max())
 
 
+@pytest.mark.parametrize("family", LAWS)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [(2410,), (15, 1, 333), (300_001, 7)])
+def test_several_vectors_become_what_each_becomes_alone(family, kind, sizes):
+    """To the bit: sizes leave registers half full, redraw tails in most vectors, and exceed a chunk."""
+    scales = (0.7, 0.0, 3.0)[: len(sizes)]
+    parts = list(zip(sizes, scales, strict=True))
+    start = torch.randn(5, sum(sizes), dtype=kind, generator=torch.Generator().manual_seed(0))
+
+    def streams(row: int) -> list[torch.Generator]:
+        return [KeyRing(row).torch_generator(Purpose.NOISE, j) for j in range(len(sizes))]
+
+    alone = [add_noise_(vector.clone(), parts, streams(row), family) for row, vector in enumerate(start)]
+    together = add_noise_(start.clone(), parts, [one for row in range(5) for one in streams(row)], family)
+    assert torch.equal(together, torch.stack(alone))
+    assert len({vector[0].item() for vector in together - start}) == 5
+
+
 def test_streams_must_fit_the_parts():
     with pytest.raises(ValueError, match="do not fit"):
         add_noise_(torch.zeros(3), [(3, 1.0)], [])
     with pytest.raises(ValueError, match="do not fit"):
         add_noise_(torch.zeros(4), [(3, 1.0)], [torch.Generator()])
+    with pytest.raises(ValueError, match="do not fit"):
+        add_noise_(torch.zeros(2, 3), [(3, 1.0)], [torch.Generator()])
 
 
 def test_a_release_is_a_function_of_its_name():

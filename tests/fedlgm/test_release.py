@@ -14,7 +14,7 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing
 from fedlgm.noise import grid_step
 from fedlgm.plan import ReleasePlan
-from fedlgm.release import SERVER, Noising, fingerprint, local_release, release
+from fedlgm.release import SERVER, Noising, fingerprint, local_release, local_releases, release
 from fedlgm.run_noise import kernel_scale
 from tests.support.noise_plans import LAWS, SIGMA, plan
 
@@ -142,6 +142,20 @@ class TestLocalRelease:
         assert (none.count, none.discarded, broken.count, broken.discarded) == (1, 0, 1, 1)
         assert torch.equal(none.total, broken.total)
         assert float(none.total[:20_000].std()) == pytest.approx(0.3, rel=0.03)
+
+    @pytest.mark.parametrize("family", LAWS)
+    @pytest.mark.parametrize("backend", ["cpu", "torch"])
+    @pytest.mark.parametrize("root", [KEYS, KeyRing(5, secret=True)])
+    def test_several_clients_release_what_each_releases_alone(self, family, backend, root):
+        made = self.made(family)
+        broken = torch.full((1, 40_000), math.nan)
+        updates, clients = [self.update(), None, self.update(0.5), broken, self.update()], [3, 0, 7, 2, 1]
+        together = local_releases(updates, made, root, 2, clients, backend)
+        for (own, name), update, client in zip(together, updates, clients, strict=True):
+            alone, of_alone = local_release(update, made, root, 2, client, backend)
+            assert torch.equal(own.total, alone.total)
+            assert (name, own.count, own.discarded) == (of_alone, alone.count, alone.discarded)
+        assert len({name for _, name in together}) == len(clients)  # also where two clients have the same data
 
 
 def test_noise_of_a_secret_ring_depends_on_what_is_released():

@@ -23,7 +23,7 @@ class Settings:
 
 def area(library: ctypes.CDLL, ops: Tensor, batch: int) -> Tensor:
     """Working memory for batches up to this size."""
-    size = int(library.fedlgm_workspace(_address(ops), ctypes.c_int64(len(ops)), ctypes.c_int64(batch)))
+    size = int(library.fedlgm_workspace(ops.data_ptr(), len(ops), batch))
     assert size >= 0, "more layers than the kernel has room for"
     memory = torch.empty(size + _ALIGNED)
     return memory[-memory.data_ptr() // memory.element_size() % _ALIGNED :]
@@ -64,12 +64,10 @@ def run(
     assert x.dtype == model.dtype == update.dtype == torch.float32
     assert y.dtype == (torch.float32 if loss else torch.int64)
     values = (ctypes.c_double * 4)(*map(float, astuple(settings))) if settings else None
-    count, n, epochs, size, kind = map(
-        ctypes.c_int64, (len(ops), order.shape[1], len(order) if settings else 0, batch, loss)
-    )
+    epochs = len(order) if settings else 0
     library.fedlgm_train(
-        _address(ops), count, _address(x), _address(y), _address(order), n, epochs, size, kind, values,
-        _address(model), _address(update), _address(memory),
+        ops.data_ptr(), len(ops), x.data_ptr(), y.data_ptr(), order.data_ptr(), order.shape[1], epochs, batch, loss,
+        values, model.data_ptr(), update.data_ptr(), memory.data_ptr(),
     )  # fmt: skip
 
 
@@ -89,8 +87,9 @@ class Examples:
         self._size, kept = sizes(library, ops)
         scaled = torch.empty(16 * most, dtype=torch.float64)
         self._held = ops, columns, area(library, ops, most), torch.empty(most * kept), torch.arange(most), scaled
-        self._ops, self._columns, self._area, self._gradients, self._rows, self._scaled = map(_address, self._held)
-        self._count, self._width = ctypes.c_int64(len(ops)), ctypes.c_int64(width)
+        addresses = (held.data_ptr() for held in self._held)
+        self._ops, self._columns, self._area, self._gradients, self._rows, self._scaled = addresses
+        self._count, self._width = len(ops), width
 
     def measure(self, x: Tensor, y: Tensor, loss: int, model: Tensor, order: int) -> Tensor:
         """Amounts of the norms of the gradients of `x` [n, ...], float64 [n, K]; `add` then adds these gradients.
@@ -108,11 +107,10 @@ class Examples:
         assert x.dtype == model.dtype == torch.float32
         assert y.dtype == (torch.float32 if loss else torch.int64)
         self._measured = rows
-        amounts = torch.zeros(rows, self._width.value, dtype=torch.float64)
-        n, kind, power = map(ctypes.c_int64, (rows, loss, order))
+        amounts = torch.zeros(rows, self._width, dtype=torch.float64)
         self._library.fedlgm_examples(
-            self._ops, self._count, _address(x), _address(y), n, kind, _address(model), self._columns, self._width,
-            power, self._rows, self._gradients, _address(amounts), self._area,
+            self._ops, self._count, x.data_ptr(), y.data_ptr(), rows, loss, model.data_ptr(), self._columns,
+            self._width, order, self._rows, self._gradients, amounts.data_ptr(), self._area,
         )  # fmt: skip
         return amounts
 
@@ -120,12 +118,11 @@ class Examples:
         """Add the measured gradients times factors, float64 [n, K], to packed `sums`; a factor of zero adds nothing."""
         factors = factors.contiguous()
         assert factors.dtype == sums.dtype == torch.float64
-        assert factors.shape == (self._measured, self._width.value)  # their memory is laid out by the number of rows
+        assert factors.shape == (self._measured, self._width)  # their memory is laid out by the number of rows
         assert sums.shape == (self._size,)
-        n = ctypes.c_int64(self._measured)
         self._library.fedlgm_add(
-            self._ops, self._count, self._gradients, n, self._columns, self._width, _address(factors), self._scaled,
-            _address(sums), self._area,
+            self._ops, self._count, self._gradients, self._measured, self._columns, self._width, factors.data_ptr(),
+            self._scaled, sums.data_ptr(), self._area,
         )  # fmt: skip
 
     def sums(self) -> Tensor:
@@ -135,16 +132,12 @@ class Examples:
     def unpacked(self, sums: Tensor, parameters: int) -> Tensor:
         """Sums in the order of the model, float64 [D]."""
         total = torch.empty(parameters, dtype=torch.float64)
-        self._library.fedlgm_unpack(self._ops, self._count, _address(sums), _address(total))
+        self._library.fedlgm_unpack(self._ops, self._count, sums.data_ptr(), total.data_ptr())
         return total
 
 
 def sizes(library: ctypes.CDLL, ops: Tensor) -> tuple[int, int]:
     """Numbers of the packed parameters, and of what is kept of one example's gradient."""
     found = (ctypes.c_int64 * 2)()
-    library.fedlgm_sizes(_address(ops), ctypes.c_int64(len(ops)), found)
+    library.fedlgm_sizes(ops.data_ptr(), len(ops), found)
     return found[0], found[1]
-
-
-def _address(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())

@@ -40,6 +40,14 @@ _FLAGS: dict[InstructionSet, tuple[str, ...]] = {
 _LONGEST = 300  # seconds of a compilation
 _FAILED = ".failed"  # ends the name of the record of a compiler that failed
 _PART = ".part"  # ends the name of a kernel that is being compiled
+_TAKEN = {
+    "workspace": "ann",
+    "train": "anaaannnnaaaa",
+    "sizes": "ana",
+    "examples": "anaannaannaaaa",
+    "add": "anananaaaa",
+    "unpack": "anaa",
+}  # arguments of the functions in kernel.cpp and examples.h: a, an address, or n, a number
 _ANSWER = "c37cea7d91efdedbfc181eea0393034e"  # of `answer`, on every machine
 
 
@@ -191,9 +199,7 @@ def _compile(instructions: InstructionSet, place: Path) -> None:
 def _confirmed(place: Path) -> ctypes.CDLL:
     try:
         made = ctypes.CDLL(str(place))
-        made.fedlgm_workspace.restype = ctypes.c_int64
-        for name in ("train", "sizes", "examples", "add", "unpack"):
-            getattr(made, f"fedlgm_{name}").restype = None
+        declare(made)
     except (OSError, AttributeError) as error:
         place.unlink(missing_ok=True)
         raise ConfigError(f"the native training kernel in {place} cannot be loaded: {error}") from error
@@ -204,6 +210,14 @@ def _confirmed(place: Path) -> ctypes.CDLL:
             "training.kernel = 'torch'"
         )
     return made
+
+
+def declare(made: ctypes.CDLL) -> None:
+    """State the functions' types, so that addresses and sizes are passed as plain numbers."""
+    for name, taken in _TAKEN.items():
+        function = getattr(made, f"fedlgm_{name}")
+        function.argtypes = [{"a": ctypes.c_void_p, "n": ctypes.c_int64}[kind] for kind in taken]
+        function.restype = ctypes.c_int64 if name == "workspace" else None
 
 
 def answer(made: ctypes.CDLL) -> str:

@@ -10,7 +10,15 @@ import torch
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.trainer import ExampleTrainer, batch_keys, digest_of, local_steps, poisson_rows
+from fedlgm.example_level.trainer import (
+    Examples,
+    ExampleTrainer,
+    batch_keys,
+    digest_of,
+    local_steps,
+    local_steps_together,
+    poisson_rows,
+)
 from fedlgm.facts import LocalSteps, LocalTraining, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -111,6 +119,31 @@ def test_every_optimizer_steps_on_noisy_sums(settings):
     change, _ = update(data(), settings=settings)
     assert torch.isfinite(change).all()
     assert change.any()
+
+
+@pytest.mark.parametrize("keys", [KEYS, KeyRing.from_seed(3)])
+@pytest.mark.parametrize(
+    "settings", [LocalTraining(lr=0.5), LocalTraining("adam", 0.01), LocalTraining("sgd", 0.1, momentum=0.9)]
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"style": "per-layer", "allocation": "max-snr-sum"}, {"clip": "med", "norms": "quantile"}]
+)
+def test_clients_that_step_together_release_what_each_releases_alone(options, settings, keys):
+    """To the bit, for any number of clients beside them, one of them without examples."""
+    empty = (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
+    sets = [data(), (*empty, digest_of(*empty)), data(7, seed=1), data(90, seed=2)]
+    clients = [Examples(number, *examples) for number, examples in zip((4, 0, 9, 2), sets, strict=True)]
+    options = {"style": "per-layer"} | options if options else {}
+    alone = [
+        update(examples, keys, 2, one.client, options, settings) for one, examples in zip(clients, sets, strict=True)
+    ]
+    trainer, plan, start = made(**options)
+    for group in (clients, clients[::-1], clients[1:3]):
+        found = local_steps_together(trainer, settings, start, group, plan, keys, 2)
+        for one, (change, name) in zip(group, found, strict=True):
+            change_alone, of_alone = alone[[c.client for c in clients].index(one.client)]
+            assert name == of_alone
+            assert torch.equal(change, change_alone)
 
 
 def test_what_does_not_fit_is_refused():

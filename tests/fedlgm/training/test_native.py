@@ -35,7 +35,7 @@ def another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one compiled by hand, or the portable one where PyTorch does without AVX2; its bits are the same."""
     if HERE:
         made = ctypes.CDLL(HERE)
-        made.fedlgm_workspace.restype = ctypes.c_int64
+        library.declare(made)
         monkeypatch.setattr(module_of_trainer, "library", lambda: made)
     elif instruction_set() is None:
         monkeypatch.setattr(module_of_trainer, "library", lambda: library.build("portable"))
