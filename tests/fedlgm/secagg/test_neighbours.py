@@ -58,15 +58,15 @@ def test_neighbours_are_mutual_and_follow_from_the_cohort():
 def test_where_clients_are_too_few():
     graph = Neighbours("a" * 64, range(20), replace(explicit(3, 0), signers=2))
     circle = graph._circle
-    assert graph.problem(circle, circle) == ""
-    assert graph.problem(set(circle) - set(circle[4:6]), circle) == (
+    assert graph.problem(circle, dict.fromkeys(circle, "seed")) == ""
+    assert graph.problem(set(circle) - set(circle[4:6])) == (
         f"1 are among the 3 members from client {circle[3]} on the circle; 2 are needed"
     )
     apart = {circle[4], circle[6], circle[8]}
     graph.shape = replace(graph.shape, signers=1, needed=6)
-    assert graph.problem(set(circle) - apart, [circle[0]]) == ""
-    assert graph.problem(set(circle) - apart, circle) == (
-        f"5 hold shares of the secrets of client {circle[3]}; 6 are needed"
+    assert graph.problem(set(circle) - apart, {circle[0]: "seed"}) == ""
+    assert graph.problem(set(circle) - apart, dict.fromkeys(circle, "seed")) == (
+        f"5 hold shares of the seed of client {circle[3]}; 6 are needed"
     )
 
 
