@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from types import MappingProxyType
 
 from fedlgm.node_protocol import sha256
 from fedlgm.noised_in_shares import least_threshold
@@ -109,12 +110,12 @@ class Neighbours:
         place, reach = self._place[client], self.shape.reach
         return {self._circle[other % len(self._circle)] for other in range(place - reach, place + reach + 1)}
 
-    def problem(self, clients: Collection[int], peers: Iterable[int] = ()) -> str:
+    def problem(self, clients: Collection[int], peers: Mapping[int, str] = MappingProxyType({})) -> str:
         """Where these clients are too few on the circle; empty if they suffice.
 
         Args:
             clients: members that reached a step.
-            peers: members whose secrets they must be able to open.
+            peers: member -> the secret of it that they must be able to open, in words.
         """
         reach, shape = self.shape.reach, self.shape
         close = self._counts(clients, reach)
@@ -124,9 +125,9 @@ class Neighbours:
                 f"{least} are among the {reach} members from client {first} on the circle; {shape.signers} are needed"
             )
         around = self._counts(clients, 2 * reach + 1)
-        for peer in peers:
+        for peer, secret in peers.items():
             if (count := around[self._place[peer] - reach]) < shape.needed:
-                return f"{count} hold shares of the secrets of client {peer}; {shape.needed} are needed"
+                return f"{count} hold shares of the {secret} of client {peer}; {shape.needed} are needed"
         return ""
 
     def _counts(self, clients: Collection[int], width: int) -> list[int]:

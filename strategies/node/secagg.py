@@ -121,7 +121,7 @@ class SecureSum:
             VoidRound: too few sent vectors.
         """
         survivors = tuple(sorted(self._sent))
-        self._require(survivors, "sent a vector")
+        self._require(survivors, "sent a vector", survivors)
         self.survivors = Survivors(self._cohort.digest, self._sharing, survivors)
         return list(survivors)
 
@@ -141,7 +141,7 @@ class SecureSum:
                 valid[client] = signature
             else:
                 self.lost[client] = "it did not sign the set of survivors"
-        self._require(valid, "signed the set of survivors")
+        self._require(valid, "signed the set of survivors", self.survivors.answered)
         return valid
 
     def total(self, answers: Mapping[int, Mapping[int, str]]) -> np.ndarray:
@@ -156,7 +156,7 @@ class SecureSum:
         shares = {
             client: found for client, raw in answers.items() if (found := self._readable(client, raw)) is not None
         }
-        self._require(shares, "unmasked")
+        self._require(shares, "unmasked", self.survivors.answered)
         secret, cohort, survivors = self._secrets(shares), self._cohort, self.survivors.answered
         for peer in survivors:
             apply_mask(self._total, self_mask_key(secret[peer], cohort.digest), subtract=True)
@@ -223,11 +223,14 @@ class SecureSum:
             return None
         return shares
 
-    def _require(self, clients: Collection[int], what: str) -> None:
+    def _require(self, clients: Collection[int], what: str, answered: Collection[int] | None = None) -> None:
+        """Refuse to go on with too few nodes; those that `answered` need no masking key, and the others no seed."""
         if len(clients) < self.terms.threshold:
             void = f"{len(clients)} nodes {what}, {self.terms.threshold} are needed: the round is void"
             raise VoidRound(void + reasons(self.lost))
-        if problem := self._cohort.neighbours.problem(clients, self._sharing):
+        secrets = dict.fromkeys(self._sharing, "secrets" if answered is None else "masking key")
+        secrets |= dict.fromkeys(answered or (), "seed")
+        if problem := self._cohort.neighbours.problem(clients, secrets):
             raise VoidRound(f"of the nodes that {what}, {problem}: the round is void{reasons(self.lost)}")
 
 

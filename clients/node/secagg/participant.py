@@ -140,7 +140,7 @@ class Participant:
             raise Refusal("cohort", f"{len(everyone)} members shared secrets; {cohort.terms.threshold} are needed")
         if near != cohort.neighbours.holders(self._client).intersection(everyone):
             raise Refusal("cohort", "the shares are not those of this node's neighbours among the members that shared")
-        if problem := cohort.neighbours.problem(everyone, [self._client]):
+        if problem := cohort.neighbours.problem(everyone, {self._client: "secrets"}):
             raise Refusal("cohort", f"of the members that shared secrets, {problem}")
         held = {str(client): self._opened(session, cohort, client, text) for client, text in sealed.items()
                 if client != self._client}  # fmt: skip
