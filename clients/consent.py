@@ -137,7 +137,7 @@ class Consent:
         """
         if wire.RELEASES not in state:
             state[wire.RELEASES] = ConfigRecord()
-        record = state.config_records[wire.RELEASES]
+        record = cast(ConfigRecord, state[wire.RELEASES])  # Flower's `config_records` is made anew at every access
         keys, costs = f"{client}.keys", f"{client}.costs"
         made, spent = cast(list[str], record.get(keys, [])), cast(list[float], record.get(costs, []))
         if len(made) != len(spent):

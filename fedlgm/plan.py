@@ -350,12 +350,12 @@ class ReleasePlan:
         return self.party_noise_norms * math.sqrt(parties) / self.denominator
 
     def expand(self, mean: Tensor) -> Tensor:
-        """A flat update [D] from a released vector [size]; 0 for layers that are not released."""
+        """Flat updates [..., D] from released vectors [..., size]; 0 for layers that are not released."""
         if self.complete:
-            return mean[: self.layers.size]
-        update = torch.zeros(self.layers.size, dtype=mean.dtype, device=mean.device)
+            return mean[..., : self.layers.size]
+        update = torch.zeros(*mean.shape[:-1], self.layers.size, dtype=mean.dtype, device=mean.device)
         views = self.layers.split(update)
-        for j, part in zip(self.indices, mean.split([part.size for part in self.parts]), strict=False):
+        for j, part in zip(self.indices, mean.split([part.size for part in self.parts], dim=-1), strict=False):
             views[j].copy_(part)
         return update
 

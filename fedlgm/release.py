@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.aggregation import BoundedSum, sum_on
+from fedlgm.aggregation import BoundedSum, bound_each, sum_on
 from fedlgm.contributions import Updates
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension import named_arguments
@@ -190,54 +190,55 @@ def local_release(
         >>> name == local_release(update, plan, keys, 1, 0)[1], name == local_release(-update, plan, keys, 1, 0)[1]
         (True, False)
     """
-    return local_releases([updates], plan, keys, round, [client], backend, device)[0]
+    source, own = noise_source(plan, None), sum_on(plan, torch.device(device), None if backend == "cpu" else backend)
+    if backend == "cpu":
+        check_cpu(own.total)
+    if updates is None:
+        own.skip(1)
+    else:
+        own.add(updates)
+    noising = Noising(own.total, plan, _following(keys, own.total), round, client, backend, source)
+    noising.add_()
+    return own, noising.name
 
 
 def local_releases(
-    updates: Sequence[Updates | None],
+    updates: Updates,
     plan: ReleasePlan,
     keys: KeyRing,
     round: int,
     clients: Sequence[int],
     backend: NoiseBackend = "cpu",
     device: torch.device | str = "cpu",
-) -> list[tuple[BoundedSum, str]]:
+) -> tuple[Tensor, list[str]]:
     """Releases of several clients, each as `local_release` makes it.
 
     On the CPU the steps of small releases cost half as much if each is done for several clients in a row.
 
     Args:
-        updates: one for each client; see `local_release`.
+        updates: one row for each client, [b, D].
         plan: see `local_release`.
         keys: the clients' ring; a client's noise also depends on its number and its contribution.
         round: see `local_release`.
-        clients: the clients' numbers.
+        clients: the clients' numbers, [b].
         backend: see `release`.
         device: see `local_release`.
+
+    Returns:
+        The noisy contributions [b, plan.size], and the names of their noise.
     """
-    source, where = noise_source(plan, None), torch.device(device)
-    together = source is INDEPENDENT and backend == "cpu" and where.type == "cpu"
-    totals = torch.zeros(len(updates) if together else 0, plan.size, dtype=torch.float64)
-    if together:
-        sums = [BoundedSum(plan, total) for total in totals.unbind()]
-    else:
-        sums = [sum_on(plan, where, None if backend == "cpu" else backend) for _ in updates]
-    made = []
-    for own, update, client in zip(sums, updates, clients, strict=True):
-        if backend == "cpu":
-            check_cpu(own.total)
-        if update is None:
-            own.skip(1)
-        else:
-            own.add(update)
-        bound_to_data = keys.derive(own.total.cpu().numpy().view(np.uint8).data)
-        made.append(Noising(own.total, plan, bound_to_data, round, client, backend, source))
-    if together:
-        INDEPENDENT.add_rows_(totals, plan, [noising.ring for noising in made], round, clients)
-    else:
-        for noising in made:
-            noising.add_()
-    return [(own, noising.name) for own, noising in zip(sums, made, strict=True)]
+    on_cpu = backend == "cpu" and torch.device(device).type == "cpu"
+    if len(clients) == 1 or not on_cpu or noise_source(plan, None) is not INDEPENDENT:
+        rows = [updates[place : place + 1] for place in range(len(clients))]
+        made = [
+            local_release(row, plan, keys, round, client, backend, device)
+            for row, client in zip(rows, clients, strict=True)
+        ]
+        return torch.stack([own.total for own, _ in made]), [name for _, name in made]
+    totals = bound_each(updates, plan)
+    rings = [_following(keys, total) for total in totals.unbind()]
+    INDEPENDENT.add_rows_(totals, plan, rings, round, clients)
+    return totals, [fingerprint(ring, round, client) for ring, client in zip(rings, clients, strict=True)]
 
 
 def fingerprint(keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBackend = "cpu") -> str:
@@ -250,6 +251,11 @@ def fingerprint(keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBa
     """
     words = keys.words(8, Purpose.NOISE, round, party + 1).tobytes()
     return hashlib.sha256(words if backend == "cpu" else words + backend.encode()).hexdigest()[:32]
+
+
+def _following(keys: KeyRing, exact: Tensor) -> KeyRing:
+    """Ring of a client's noise for its bounded contribution [n]."""
+    return keys.derive(exact.cpu().numpy().view(np.uint8).data)
 
 
 def _bound(keys: KeyRing, exact: Tensor, plan: ReleasePlan) -> KeyRing:

@@ -89,11 +89,12 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
 
 def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
     """A client's noisy upload [plan.size], with every part clipped to its cap; unchanged if all are within."""
-    sizes = [part.size for part in plan.parts]
-    norms = torch.stack([torch.linalg.vector_norm(piece) for piece in upload.split(sizes)]) if sizes else upload
-    caps = torch.tensor(upload_caps(plan)).to(norms)
-    if bool((norms <= caps).all()):
+    sizes, limits = [part.size for part in plan.parts], upload_caps(plan)
+    found = [torch.linalg.vector_norm(piece) for piece in upload.split(sizes)] if sizes else []
+    if all(float(norm) <= limit for norm, limit in zip(found, limits.tolist(), strict=True)):
         return upload
+    norms = torch.stack(found)
+    caps = torch.tensor(limits).to(norms)
     scale = torch.where(norms > caps, caps / norms, torch.ones_like(norms))
     return upload * torch.repeat_interleave(scale, torch.tensor(sizes, device=scale.device))
 

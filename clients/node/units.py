@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,9 +24,8 @@ from fedlgm import inputs, privacy
 from fedlgm.client_release import Asked, Contributions
 from fedlgm.contributions import BoundedUpdates, Updates
 from fedlgm.devices import Numerics
-from fedlgm.example_level.trainer import ExampleTrainer
+from fedlgm.example_level.trainer import Batch, ExampleTrainer
 from fedlgm.facts import LocalSteps
-from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.plan import ReleasePlan
@@ -144,7 +143,7 @@ class SingleExamples:
     ) -> None:
         """See `WholeData.try_on`."""
         trainer.weights.copy_(model)
-        ExampleTrainer.sum(trainer, x, y, torch.zeros(1, dtype=torch.int64), plan)
+        ExampleTrainer.sums(trainer, [(x, y, torch.zeros(1, dtype=torch.int64))], plan)
 
     def examples(self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor]) -> ClientData:
         """See `WholeData.examples`; examples whose own target the task does not take are left out (`NodeExamples`)."""
@@ -179,18 +178,22 @@ class NodeExamples(ExampleTrainer):
     would then move the sum by the contributions of all others.
     """
 
-    def sum(self, x: Inputs, y: torch.Tensor, rows: torch.Tensor, plan: ReleasePlan) -> BoundedUpdates:
-        """See `ExampleTrainer.sum`."""
+    def sums(
+        self, batches: Sequence[Batch], plan: ReleasePlan, models: Sequence[torch.Tensor] | None = None
+    ) -> BoundedUpdates:
+        """See `ExampleTrainer.sums`."""
+        (batch,) = batches  # a node has one client
         try:
-            return super().sum(x, y, rows, plan)
+            return super().sums([batch], plan, models)
         except Exception:
             _log.exception("a step on this node's data failed: examples that fail alone count as zero")
+        x, y, rows = batch
         nothing = torch.zeros(0, dtype=torch.int64)
-        found = super().sum(inputs.take(x, slice(0)), y[:0], nothing, plan)
+        found = super().sums([(inputs.take(x, slice(0)), y[:0], nothing)], plan, models)
         for row in rows.tolist():
             with contextlib.suppress(Exception):
-                one = inputs.take(x, slice(row, row + 1)), y[row : row + 1]
-                found = _added(found, super().sum(*one, torch.zeros(1, dtype=torch.int64), plan))
+                one = inputs.take(x, slice(row, row + 1)), y[row : row + 1], torch.zeros(1, dtype=torch.int64)
+                found = _added(found, super().sums([one], plan, models))
         return found
 
 

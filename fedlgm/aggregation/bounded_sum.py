@@ -180,3 +180,30 @@ def bound_update(update: Tensor, plan: ReleasePlan) -> Tensor:
     single = BoundedSum.empty(plan)
     single.add(update)
     return single.total
+
+
+@named_arguments
+def bound_each(updates: Updates, plan: ReleasePlan) -> Tensor:
+    """Every client's bounded contribution, float64 [b, plan.size]; zeros for updates that hold NaN or Inf.
+
+    Each row is what an empty `BoundedSum` becomes if this client's update is added to it.
+
+    Args:
+        updates: [b, D], on the CPU.
+        plan: bounds and released parts.
+
+    Raises:
+        PrivacyError: see `BoundedSum.add`.
+    """
+    if plan.bounded_by == "aggregator":
+        return torch.stack([bound_update(update, plan) for update in unbounded(updates)])
+    rows = bounded(updates, plan.bounds, plan.asked)
+    found, position = torch.zeros(len(rows), plan.size, dtype=torch.float64), 0
+    for columns in plan.columns:
+        part = rows[:, columns].to(found.dtype)
+        found[:, position : position + part.shape[1]] += part  # not copied: -0.0 becomes 0.0, as in a sum
+        position += part.shape[1]
+    for place, total in enumerate(rows.sum(dim=1).tolist()):  # the sum of finite numbers may overflow
+        if not (math.isfinite(total) or rows[place].isfinite().all()):
+            found[place] = 0.0
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,17 +17,19 @@ from fedlgm.layers import LayerTable
 
 if TYPE_CHECKING:
     from fedlgm.plan import ReleasePlan
+    from fedlgm.queries import NoisyQuery
 
 
-def bounded_updates(batch: ClippedSum, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
-    """One row for a whole batch, opposite to the gradient, within the bounds of the scaling and the queries.
+def bounded_updates(batches: Sequence[ClippedSum], scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
+    """One row for each batch, opposite to the gradient, within the bounds of the scaling and the queries.
 
     Args:
-        batch: the batch's scaled sum, whose sign is changed in place, and the norms used for scaling.
+        batches: scaled sums, of which a single one's sign is changed in place, and the norms used for scaling.
         scaling: the scaling, from `one_by_one` if it is a user's.
         plan: the plan whose auxiliary queries are answered; each example's answer is clipped to the query's bound.
     """
-    return BoundedUpdates(batch.total.neg_()[None], _bounds(scaling, plan), _answers(batch.norms, plan))
+    totals = torch.stack([batch.total for batch in batches]) if len(batches) > 1 else batches[0].total[None]
+    return BoundedUpdates(totals.neg_(), _bounds(scaling, plan), _answers([batch.norms for batch in batches], plan))
 
 
 def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
@@ -36,7 +39,7 @@ def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> B
     """
     scaling = one_by_one(scaling)
     total, norms = scaled_sum(gradients, scaling, plan.layers)
-    return BoundedUpdates(-total[None], _bounds(scaling, plan), _answers(norms, plan))
+    return BoundedUpdates(-total[None], _bounds(scaling, plan), _answers([norms], plan))
 
 
 def scaled_sum(gradients: Tensor, scaling: Scaling, layers: LayerTable) -> tuple[Tensor, Tensor]:
@@ -64,15 +67,20 @@ def _bounds(scaling: Scaling, plan: ReleasePlan) -> tuple[float, ...]:
     return tuple(scaling.bounds(len(plan.layers)).tolist())
 
 
-def _answers(norms: Tensor, plan: ReleasePlan) -> tuple[BoundedAnswer, ...]:
-    """Sums of the examples' answers in float64; an example whose norms [B, K] are not finite counts as zero."""
-    if not plan.queries:
-        return ()
-    counted = norms.isfinite().all(dim=1, keepdim=True)
-    known = torch.where(counted, norms, 0.0)
-    clip = torch.from_numpy(plan.clip.copy()).to(norms)
+def _answers(norms: Sequence[Tensor], plan: ReleasePlan) -> tuple[BoundedAnswer, ...]:
+    """Sums of the examples' answers in float64, a row for each batch's norms [B, K].
+
+    An example whose norms are not finite counts as zero.
+    """
     found = []
     for noisy in plan.queries:
-        rows = torch.where(counted, noisy.contribution(known, clip), 0.0)
-        found.append(BoundedAnswer(noisy.query.name, rows.double().sum(dim=0)[None], noisy.bound))
+        rows = [_answer(noisy, batch, plan) for batch in norms]
+        found.append(BoundedAnswer(noisy.query.name, torch.stack(rows), noisy.bound))
     return tuple(found)
+
+
+def _answer(noisy: NoisyQuery, norms: Tensor, plan: ReleasePlan) -> Tensor:
+    counted = norms.isfinite().all(dim=1, keepdim=True)
+    clip = torch.from_numpy(plan.clip.copy()).to(norms)
+    rows = torch.where(counted, noisy.contribution(torch.where(counted, norms, 0.0), clip), 0.0)
+    return rows.double().sum(dim=0)

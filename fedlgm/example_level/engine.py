@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -99,6 +99,10 @@ class SumsExamples(Protocol):
 
     def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
         """See `ExampleGradients.sum`."""
+        ...
+
+    def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
+        """`sum` of one batch after another."""
         ...
 
 
@@ -222,6 +226,10 @@ class ExampleGradients:
         norms = norm_of(scaling).of(squares)
         discarded = 0 if all_finite(squares) else int((~torch.isfinite(norms)).any(dim=1).sum())
         return ClippedSum(total.vector(self._places.values()), norms, discarded)
+
+    def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
+        """`sum` of one batch after another, each with the weights that the module has when the batch is taken."""
+        return [self.sum(x, y, scaling) for x, y in batches]
 
     def _find(self, module: nn.Module, name: str) -> None:
         """Collect the outermost modules whose gradients are known, or are found generically."""

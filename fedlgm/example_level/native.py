@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -63,15 +64,23 @@ class NativeExampleGradients:
 
     def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
         """See `ExampleGradients.sum`."""
-        self._built.check()
-        x = one_array(x, y)
+        return self.sums([(x, y)], scaling)[0]
+
+    def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
+        """See `ExampleGradients.sums`."""
+        self._built.check()  # once, because it takes as long as some of the sums
         scaling = one_by_one(scaling)
+        order = norm_of(scaling).order
+        return [self._sum(x, y, scaling, order) for x, y in batches]
+
+    def _sum(self, x: Any, y: Any, scaling: Scaling, order: int) -> ClippedSum:
+        x = one_array(x, y)
         program, examples, most = self._program(tuple(x.shape[1:]))
         rows = y.shape[0]
         if not rows:
             return ClippedSum(torch.zeros(program.parameters, dtype=torch.float64), self._none, 0)
         x, y = x.contiguous(), targets(program, y)
-        order, sums, found, discarded = norm_of(scaling).order, examples.sums(), [], 0
+        sums, found, discarded = examples.sums(), [], 0
         for block in [(x, y)] if rows <= most else zip(x.split(most), y.split(most), strict=True):
             amounts = examples.measure(*block, program.loss, self._weights, order)
             # NumPy's root is rounded correctly; PyTorch may call MKL, whose bits depend on the processor.

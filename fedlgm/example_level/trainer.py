@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +30,9 @@ from fedlgm.release import local_releases
 from fedlgm.training import FlatOptimizer
 from fedlgm.trial import TRIED, moderate, try_examples, try_step
 from fedlgm.upload_caps import within_caps
+
+Batch = tuple[Inputs, Tensor, Tensor]
+"""Inputs [n, ...], targets [n, ...] and the rows of a batch, int64 [b]."""
 
 
 class ExampleTrainer:
@@ -104,12 +107,32 @@ class ExampleTrainer:
         Raises:
             ConfigError: a trial finds that an example's gradient depends on other examples (see `fedlgm.trial`).
         """
-        self._try(x, y)
+        return self.sums([(x, y, rows)], plan)
+
+    def sums(
+        self, batches: Sequence[Batch], plan: ReleasePlan, models: Sequence[Tensor] | None = None
+    ) -> BoundedUpdates:
+        """Several batches' contributions, [b, D], each as `sum` describes it.
+
+        A subclass overrides this method, through which every sum is made.
+
+        Args:
+            batches: the batches.
+            plan: the step's plan.
+            models: weights [D] of each batch's sum; by default the current `weights` are those of all.
+        """
         if self._scaled is None or self._scaled[0] is not plan:
             self._scaled = plan, one_by_one(self._mechanism.scaling(plan))
         scaling = self._scaled[1]
-        x, y = self._batch(x, y, rows)
-        return bounded_updates(self._gradients.sum(x, y, scaling), scaling, plan)
+        return bounded_updates(self._gradients.sums(self._taken(batches, models), scaling), scaling, plan)
+
+    def _taken(self, batches: Sequence[Batch], models: Sequence[Tensor] | None) -> Iterator[tuple[Inputs, Tensor]]:
+        """Each batch's examples, while the module has its model."""
+        for place, (x, y, rows) in enumerate(batches):
+            if models is not None:
+                self.weights.copy_(models[place])
+            self._try(x, y)
+            yield self._batch(x, y, rows)
 
     def figures(self, x: Inputs, y: Tensor, rows: Tensor) -> np.ndarray:
         """`private_figures` of a batch; the arguments are those of `sum`."""
@@ -298,27 +321,26 @@ def local_steps_together(
     clients = [own.client for own in examples]
     weights = model.repeat(len(examples), 1).unbind()
     optimizers = [FlatOptimizer.of(settings, own) for own in weights]
-    batches = [keys.derive(b"batches", own.digest) for own in examples]
+    own_rings = [keys.derive(b"batches", own.digest) for own in examples]
     drawn = [
         [poisson_rows(ring, own.y.shape[0], steps.rate, round, own.client, step) for step in numbers]
-        for own, ring in zip(examples, batches, strict=True)
+        for own, ring in zip(examples, own_rings, strict=True)
     ]
     released = sum(int(plan.layers.sizes[j]) for j in plan.indices)
     answers = torch.zeros(len(examples), plan.size - released, dtype=torch.float64)
     names = [hashlib.sha256() for _ in examples]
     for step in numbers:
         ring = keys.derive(b"step", step.to_bytes(4, "little"))
-        bounded = []
-        for own, at, rows in zip(examples, weights, drawn, strict=True):
-            trainer.weights.copy_(at)
-            bounded.append(trainer.sum(own.x, own.y, rows[step - 1], plan))
-        made = local_releases(bounded, plan, ring, round, clients, backend, trainer.device)
-        for place, (noisy, name) in enumerate(made):
-            against = noisy.total.div_(-steps.batch)  # the mean, turned around in place
-            optimizers[place].step(plan.expand(against).to(model))
-            if answers.shape[1]:
-                answers[place] -= against[released:].cpu().double() / steps.count
-            names[place].update(name.encode())
+        batches = [(own.x, own.y, rows[step - 1]) for own, rows in zip(examples, drawn, strict=True)]
+        bounded = trainer.sums(batches, plan, weights)
+        noisy, named = local_releases(bounded, plan, ring, round, clients, backend, trainer.device)
+        against = noisy.div_(-steps.batch)  # the means, turned around in place
+        for optimizer, gradient in zip(optimizers, plan.expand(against).to(model).unbind(), strict=True):
+            optimizer.step(gradient)
+        if answers.shape[1]:
+            answers -= against[:, released:].cpu().double() / steps.count
+        for hashed, name in zip(names, named, strict=True):
+            hashed.update(name.encode())
     changes = []
     for at, own_answers, hashed in zip(weights, answers, names, strict=True):
         change = (at - model).cpu().double()

@@ -103,7 +103,9 @@ class Examples:
         """
         rows = x.shape[0]  # `len` of a tensor takes as long as arithmetic
         assert rows == y.shape[0] <= self._most
-        assert all(tensor.is_contiguous() for tensor in (x, y, model))
+        assert x.is_contiguous()
+        assert y.is_contiguous()
+        assert model.is_contiguous()
         assert x.dtype == model.dtype == torch.float32
         assert y.dtype == (torch.float32 if loss else torch.int64)
         self._measured = rows

@@ -26,7 +26,7 @@ static void add_kept(double* sums, const float* g, I size, double factor) {
         for (int j = 0; j < 16; j++) sums[i + j] += factor * (double)g[i + j];
 }
 
-typedef double D __attribute__((vector_size(32)));
+typedef double D __attribute__((vector_size(64)));  // one register with AVX-512, two with AVX2
 
 // sums[k] += x[k] times factor dy, example after example: two inputs by 16 outputs in registers.
 static void add_products(double* sums, const Layer& l, const double* factors, I n, I width, double* scaled) {
@@ -38,20 +38,20 @@ static void add_products(double* sums, const Layer& l, const double* factors, I 
         for (I k = 0; k < l.taps; k += 2) {
             const bool two = k + 1 < l.taps;
             double spare[16] = {}, *to[2] = {sums + 16 * k, two ? sums + 16 * (k + 1) : spare};
-            D a[2][4];
-            UNROLL for (int r = 0; r < 2; r++) UNROLL for (int q = 0; q < 4; q++) memcpy(&a[r][q], to[r] + 4 * q, sizeof(D));
+            D a[2][2];
+            UNROLL for (int r = 0; r < 2; r++) UNROLL for (int q = 0; q < 2; q++) memcpy(&a[r][q], to[r] + 8 * q, sizeof(D));
             for (I i = 0; i < n; i++) {
                 if (factors[i * width] == 0) continue;
                 const float* x = l.padded + i * l.image + k;
                 const double first = x[0], second = two ? x[1] : 0;
-                UNROLL for (int q = 0; q < 4; q++) {
+                UNROLL for (int q = 0; q < 2; q++) {
                     D h;
-                    memcpy(&h, scaled + 16 * i + 4 * q, sizeof(D));
+                    memcpy(&h, scaled + 16 * i + 8 * q, sizeof(D));
                     a[0][q] += first * h;
                     a[1][q] += second * h;
                 }
             }
-            UNROLL for (int r = 0; r < 2; r++) UNROLL for (int q = 0; q < 4; q++) memcpy(to[r] + 4 * q, &a[r][q], sizeof(D));
+            UNROLL for (int r = 0; r < 2; r++) UNROLL for (int q = 0; q < 2; q++) memcpy(to[r] + 8 * q, &a[r][q], sizeof(D));
         }
     }
 }

@@ -442,10 +442,12 @@ template <class F> static void each(const Layer* layers, I count, F f) {
         const Layer& l = layers[i];
         const Op& o = l.o;
         if (o.kind != CONVOLUTION) continue;
-        I k = o.weight;
-        for (I a = 0; a < o.oc; a++)
-            for (I c = 0; c < o.c; c++)
-                for (I t = 0; t < o.kh * o.kw; t++, k++) f(l.packed + (a / 16 * l.taps + t * o.c + c) * 16 + a % 16, k);
+        const I window = o.kh * o.kw, apart = o.c * window;
+        for (I p = 0; p < l.panels; p++)  // packed numbers in order
+            for (I t = 0, to = l.packed + p * l.taps * 16; t < window; t++)
+                for (I c = 0; c < o.c; c++, to += 16)
+                    for (I a = 0, k = o.weight + p * 16 * apart + c * window + t; a < least(16, o.oc - 16 * p); a++, k += apart)
+                        f(to + a, k);
         if (o.bias >= 0)
             for (I a = 0; a < o.oc; a++) f(l.packed + l.panels * l.taps * 16 + a, o.bias + a);
     }

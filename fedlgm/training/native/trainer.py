@@ -131,7 +131,8 @@ def targets(program: Program, y: Tensor) -> Tensor:
     if y.ndim != 1 or y.dtype.is_floating_point:
         raise DataError(f"targets of shape {tuple(y.shape)} and type {y.dtype}; classes are whole numbers [n]")
     y = y.to(torch.int64).contiguous()
-    low, high = (int(bound) for bound in torch.aminmax(y))
+    found = torch.aminmax(y)
+    low, high = int(found.min), int(found.max)
     if low < 0 or high >= program.outputs:
         raise DataError(f"the model has {program.outputs} outputs, but targets range from {low} to {high}")
     return y
