@@ -63,8 +63,9 @@ def answers(superlink: str, context: ssl.SSLContext | None = None) -> bool:
         reason = getattr(error, "reason", None)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise RunError(
-                f"the certificate of the SuperLink at {superlink} is not accepted ({reason.verify_message}): make new "
-                "certificates, and give every node the authority's if that is new, too"
+                f"the certificate of the SuperLink at {superlink} is not accepted ({reason.verify_message}): if "
+                "this machine's clock is right, make new certificates, and give every node the authority's if that is "
+                "new, too"
             ) from error
         return False
 
