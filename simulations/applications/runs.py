@@ -290,14 +290,12 @@ def _run_folder(out: Path | None, settings: Settings) -> Iterator[tuple[RunFolde
     """A new folder with the settings and an open ledger; a temporary one without `out`."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) if out is None else out
-        if out is not None:
-            if out.exists():
-                raise RunError(f"{out} already exists: choose another --out")
-            try:
+        folder, text = RunFolder(path), settings.to_toml()
+        if out is not None and out.exists():
+            raise RunError(f"{out} already exists: choose another --out")
+        with folder.written():
+            if out is not None:
                 out.mkdir(parents=True)
-            except OSError as error:
-                raise RunError(f"cannot create the folder {out}: {error}") from error
-        text = settings.to_toml()
-        (path / "settings.toml").write_text(text, encoding="utf-8")
-        with Ledger(path / "ledger.sqlite", owner=text) as ledger:
-            yield RunFolder(path), ledger
+            (path / "settings.toml").write_text(text, encoding="utf-8")
+            with Ledger(path / "ledger.sqlite", owner=text) as ledger:
+                yield folder, ledger

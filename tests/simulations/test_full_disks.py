@@ -92,6 +92,17 @@ def test_every_command_says_it(
     assert "cannot work on the run" in said
 
 
+@pytest.mark.parametrize("application", ["coordinate-descent", "pca"])
+def test_applications_say_it(
+    application: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    refuse(monkeypatch, errno.EDQUOT, 2)  # after the ledger
+    status, _, err = run("apply", application, "--out", tmp_path / "made")
+    assert (status, "the disk quota is used up" in " ".join(err.split())) == (2, True)
+    status, _, err = run("apply", application, "--out", "/proc/made")
+    assert (status, "Errno" in err) == (2, False)
+
+
 def test_a_search_whose_report_is_refused_too_names_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = launch.simulate
 

@@ -11,6 +11,7 @@ import ssl
 import stat
 import subprocess
 import threading
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -304,9 +305,21 @@ def test_a_path_too_long_for_a_socket_is_refused_before_anything_is_made(tmp_pat
     assert list(far.parent.iterdir()) == []
 
 
-def test_a_certificate_that_has_expired_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("ahead", "days", "reason"), [(0, 0, "certificate has expired"), (30, 825, "certificate is not yet valid")]
+)
+def test_a_certificate_of_another_time_is_named(tmp_path, monkeypatch, ahead, days, reason):
     """`up` waited for three minutes, and the command for a run said that the SuperLink does not answer."""
-    monkeypatch.setattr(certificates, "_DAYS", 0)
+
+    class Clock(datetime):
+        """The clock was set wrong when the deployment was made."""
+
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=ahead)
+
+    monkeypatch.setattr(certificates, "_DAYS", days)
+    monkeypatch.setattr(certificates, "datetime", Clock)
     folder = create(tmp_path / "lab", 1)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder.server / "tls.crt", folder.server / "tls.key")
@@ -317,8 +330,8 @@ def test_a_certificate_that_has_expired_is_named(tmp_path, monkeypatch):
         web.handle_error = lambda *given: None
         threading.Thread(target=web.serve_forever, daemon=True).start()
         try:
-            with pytest.raises(RunError, match=r"certificate of the SuperLink at .* \(certificate has expired\)"):
+            with pytest.raises(RunError, match=rf"SuperLink at .* \({reason}\): if this machine's clock is right"):
                 Flower(folder).healthy()
-            assert "certificate has expired" in processes.status(folder)["problem"]
+            assert reason in processes.status(folder)["problem"]
         finally:
             web.shutdown()
