@@ -158,7 +158,8 @@ def _checked(trainer: str | MakesTrainer, maker: MakesTrainer, options: Mapping[
             made = maker(*arguments, **keywords, **options)
         if not callable(getattr(made, "updates", None)):
             raise ConfigError(
-                f"trainer {shown_name(trainer)} returns a {type(made).__name__} without a method updates(model, tasks)"
+                f"trainer {shown_name(trainer)} returns an object of type {type(made).__name__} without a method "
+                "updates(model, tasks)"
             )
         return made
 

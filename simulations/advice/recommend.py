@@ -84,10 +84,13 @@ def recommend(
 ) -> Recommendation:
     """Score allocation rules on public examples, without reading a private example or spending budget.
 
-    The score is computed for each rule and a few models of a short warm-up on the public examples. It is (-gradient .
-    mean bounded update)^2 over sum_l trace(H_l) (sigma_l / (q N))^2, relative to the flat Gaussian mechanism at the
-    same bound. It assumes that each rule gets its own server learning rate. docs/results/recommend.md compares
-    predictions with runs.
+    A short warm-up trains the model on the public examples. At a few of its models each rule gets the score
+
+        (-g . m)^2 / sum_l trace(H_l) (sigma_l / (q N))^2
+
+    with g and H the gradient and Hessian of the public loss, m the mean bounded update, sigma_l the noise of layer l
+    and q N the expected cohort. Scores are ratios to that of the flat Gaussian mechanism at the same bound. They assume
+    that each rule gets its own server learning rate. docs/results/recommend.md compares predictions with runs.
 
     Args:
         recipe: as for `simulate`; it gives population, sampling, local training, bound and budget.

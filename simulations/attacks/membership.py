@@ -112,10 +112,9 @@ def mia(people: Population) -> dict[str, MembershipResult]:
 
 def require_enough(target: Target, models: int) -> None:
     """Raise ConfigError if the number of federations is odd, or too small for `lira`."""
-    if models < 4 or models % 2:
-        raise ConfigError(f"LiRA trains an even number of federations, at least 4, got {models}")
-    if target.folder is None and models < _POOLED:
-        raise ConfigError(f"LiRA on a recipe attacks each federation with the others: train at least {_POOLED}")
+    least, attacked = (_POOLED, "recipe") if target.folder is None else (4, "run")
+    if models < least or models % 2:
+        raise ConfigError(f"LiRA on a {attacked} needs an even number of federations, at least {least}, got {models}")
 
 
 def lira(people: Population) -> dict[str, MembershipResult]:

@@ -79,5 +79,7 @@ def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
         found = load_object(found, "engine")
     made = found(asked) if callable(found) else found
     if not isinstance(made, Engine):
-        raise ConfigError(f"{shown_name(found)} is not an engine: it returns a {type(made).__name__}, not an `Engine`")
+        raise ConfigError(
+            f"{shown_name(found)} is not an engine: it returns an object of type {type(made).__name__}, not an `Engine`"
+        )
     return made

@@ -229,7 +229,7 @@ OnRound = Callable[[FullRow], None]
 
 
 def excerpt(names: Iterable[str], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a summary's values that these names select."""
+    """The values of a summary that these names select."""
     return {name: summary[name] for name in names if name in summary}
 
 

@@ -103,12 +103,13 @@ def tune(
     folder: Path | str | None = None,
     **objects: Any,
 ) -> TuneResult:
-    """Search settings privately: a secret number of runs with settings drawn at random, of which the best is published.
+    """Search settings privately, and publish only the best run.
 
-    Runs are compared by the task's headline metric on the test set, which is public, or with `score_epsilon` by a
-    noised query of the private training data (`simulations.tuning.score.PrivateScore` has the proof). The whole search
-    is charged before its first run, including every score. A search that was stopped is spent and cannot be continued.
-    The runs are made in this process.
+    A secret number of runs is made in this process, each with settings drawn at random. They are compared by the task's
+    headline metric on the public test set or, with `score_epsilon`, by a noised score of the private training data
+    (`simulations.tuning.score.PrivateScore` has the proof). The whole search, every score included, is charged before
+    its first run. A search that was stopped stays charged and cannot be continued. Unit and neighbouring relation are
+    those of the recipe.
 
     Args:
         recipe: as for `simulate`; its budget is that of one run.

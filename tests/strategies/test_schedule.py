@@ -79,7 +79,7 @@ def test_a_run_with_one_costs_the_same_and_half_the_rate_is_half_the_rate(outsid
     ("schedule", "message"),
     [
         ("cosin", "unknown schedule 'cosin'; did you mean 'cosine'"),
-        ("outside_schedule:negative", "gives -1 in round 2: a factor is at least 0"),
+        ("outside_schedule:negative", "returns -1 for round 2: a factor is at least 0"),
         ("outside_schedule:other", "has no 'other'"),
     ],
 )

@@ -49,7 +49,7 @@ def test_the_template_is_a_policy_of_its_defaults(tmp_path):
         ('kind = "numpy"', 'kind = "loader"', "needs loader"),
         ("shape = [1, 28, 28]", "shape = [0]", "shape must hold positive sizes"),
         ("[privacy]", "[privacy", "not valid TOML"),
-        ("[data]", "[dataset]", "data: is missing"),
+        ("[data]", "[dataset]", "data: is required"),
         ("[socket]", "[sockets]", "sockets: unknown key; did you mean 'socket'?"),
         ("epsilon = 8.0", "epsilonn = 8.0", "privacy.epsilonn: unknown key; did you mean 'epsilon'?"),
         ('name = "node"', 'name = "St. Mary"', "node.name: must be at most 64 letters, digits, '_', '.' and '-'"),

@@ -84,7 +84,7 @@ def test_refuses():
     with pytest.raises(ConfigError, match="pairs of models, got 5"):
         random_halves(10, 5)
     scores, membership = simulated(4, 3, 0.0)
-    with pytest.raises(ConfigError, match="fewer than two shadow models trained with it"):
+    with pytest.raises(ConfigError, match="fewer than two shadow models that were trained with it"):
         likelihood_ratios(scores[0], scores[1:], np.zeros((3, 3), dtype=bool))
     with pytest.raises(ConfigError, match="at least 4 models"):
         pooled(scores[:2], membership[:2], likelihood_ratios)

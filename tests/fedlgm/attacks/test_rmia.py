@@ -50,7 +50,7 @@ def test_bad_input():
     scores, membership = population(4, 10)
     with pytest.raises(ConfigError, match="gamma"):
         relative_ratios(scores[0], scores, membership, gamma=0.5)
-    with pytest.raises(ConfigError, match="no shadow model"):
+    with pytest.raises(ConfigError, match="needs shadow models"):
         relative_ratios(scores[0], scores[:1], membership[:1])
     with pytest.raises(ConfigError, match="the attack takes"):
         relative_ratios(scores[0], scores, membership[:2])

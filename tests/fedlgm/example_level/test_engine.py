@@ -287,7 +287,7 @@ def test_the_module_is_left_as_it_was():
 
 def test_generic_layers_are_announced_once():
     model = Scaled()
-    with pytest.warns(Notice, match=r"slower, for the module \(Scaled\)"):
+    with pytest.warns(Notice, match=r"slower, generic per-example gradients are used for the module \(Scaled\)"):
         gradients = ExampleGradients(model, LayerTable.from_module(model))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

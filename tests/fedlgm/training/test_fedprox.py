@@ -107,7 +107,7 @@ def test_a_trainer_of_ones_own_trains_and_is_remembered(tmp_path: Path) -> None:
         ({"trainer": "fedprox", "overrides": ["trainer.mu=-1"]}, "trainer.mu = -1"),
         ({"trainer": "fedprox", "overrides": ["trainer.mew=1"]}, "has no option 'mew'; known: mu"),
         ({"trainer": 3}, "trainer '<int>' must be a class or function"),
-        ({"trainer": lambda *a, **k: 3}, "gives a int without a method updates"),
+        ({"trainer": lambda *a, **k: 3}, "returns an object of type int without a method updates"),
         ({"trainer": Half, "overrides": ["training.vectorize='on'"]}, "no vectorised form"),
         (
             {"recipe": "dp-sgd-digits", "trainer": "fedprox"},

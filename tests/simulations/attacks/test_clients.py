@@ -64,7 +64,10 @@ def test_attacks_on_clients_and_their_epsilon(run, tiny_file):
     assert "(clients)" in out
     assert "the epsilon protects" not in out
     status, out, err = run("attack", "mia", tiny_file, "--examples", 100, *overrides)
-    assert "the epsilon protects clients, these figures are about examples: --unit client" in " ".join(out.split())
+    assert (
+        "the epsilon protects clients, these figures are about examples; for figures about clients use --unit client"
+        in " ".join(out.split())
+    )
 
 
 def test_a_run_is_attacked_by_its_own_clients(run, finished):

@@ -68,7 +68,7 @@ def test_a_reference_is_imported() -> None:
     [
         (Counting(), EngineOptions(workers=2), "given as an object: pass its options to it"),
         (f"{__name__}:Missing", EngineOptions(), "Missing"),
-        (not_an_engine, EngineOptions(), "is not an engine: it returns a str"),
+        (not_an_engine, EngineOptions(), "is not an engine: it returns an object of type str"),
         ("ray", EngineOptions(supernodes=2), "SuperNodes is for engine 'flower'"),
         (None, EngineOptions(), "unknown engine None"),
     ],

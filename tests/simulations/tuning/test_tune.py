@@ -129,7 +129,7 @@ def test_runs_that_diverge_lose_and_a_search_without_a_model_publishes_none(tmp_
         ({"search": {"privacy.epsilon": [1.0, 2.0]}}, "cannot be searched"),
         ({"search": {"run.seed": [1, 2]}}, "cannot be searched"),
         ({"search": {"federation.rounds": [2, 3]}}, "do not all cost the same"),
-        ({"search": {"federation.clients": [20, 30]}}, "which data a client or user holds"),
+        ({"search": {"federation.clients": [20, 30]}}, "the runs divide the data differently"),
         ({"search": {"training.lr": 0.1}}, "must be a list of values"),
         ({"search": {"training.learning": [0.1]}}, "training.learning"),
         ({"expected_runs": 1.0}, "expected_runs"),
