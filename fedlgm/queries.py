@@ -290,8 +290,8 @@ class LayerStrength(AuxiliaryQuery):
 class CutVote(AuxiliaryQuery):
     """A client's vote between two cuts of its update: 1/2 for water-filling, -1/2 for flat clipping.
 
-    Norms do not tell which cut lowers the client's loss more, so clients compare losses (`clients.cut_vote.CutVotes`). A
-    client that cannot evaluate its loss, or whose update both cuts leave equal, abstains with 0.
+    Norms do not tell which cut lowers the client's loss more, so clients compare losses (`clients.cut_vote.CutVotes`).
+    A client that cannot evaluate its loss, or whose update both cuts leave equal, abstains with 0.
 
     Example:
         >>> query = CutVote((5,))
