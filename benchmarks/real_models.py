@@ -3,6 +3,7 @@
     python -m benchmarks.real_models predict BASE                 # scores, kept before the runs
     python -m benchmarks.real_models run BASE [--workers N]       # make or continue the studies, in runs/
     python -m benchmarks.real_models run BASE --filling           # water-filling, beside flat clipping once more
+    python -m benchmarks.real_models run BASE --votes             # and its choice by vote, beside both
     python -m benchmarks.real_models write                        # the tables of both pages
 
 Four models are for text: a transformer that was pretrained on public text and then frozen, with adapters (LoRA) or with
@@ -36,6 +37,7 @@ CLIENTS = 1189
 FLAT = "gaussian"
 RULES = ("uniform", "snr-consistent", "adaptive")
 FILLING = ("water-filling",)
+VOTES = ("water-filling", "voted-filling")
 _LAST: dict[str, Any] = {"run.evaluate_every": 1000, "run.checkpoint_every": 1000}  # the last round is always evaluated
 _CUT: dict[str, Any] = {
     **_LAST,
@@ -163,18 +165,21 @@ def main() -> None:
     parser.add_argument("base", nargs="?", type=Path, help="the public base, for predict and run")
     parser.add_argument("--settings", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--filling", action="store_true", help="run water-filling instead of the other rules")
+    parser.add_argument("--votes", action="store_true", help="run water-filling and its choice by vote")
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.what == "write":
         show(PAGE, {"real models": compared(RULES)}, write=True)
-        show(adaptive.PAGE, {"water-filling on real models": compared(FILLING)}, write=True)
+        filled = {"water-filling on real models": compared(FILLING), "votes on real models": compared(VOTES)}
+        show(adaptive.PAGE, filled, write=True)
     elif arguments.base is None:
         parser.error("predict and run need the file of the public base: fedlgm pretrain text-adapters")
     elif arguments.what == "predict":
         predict(arguments.base)
     else:
         for name in arguments.settings:
-            run(name, FILLING if arguments.filling else RULES, arguments.base, arguments.workers)
+            rules = VOTES if arguments.votes else FILLING if arguments.filling else RULES
+            run(name, rules, arguments.base, arguments.workers)
 
 
 if __name__ == "__main__":
