@@ -77,9 +77,15 @@ class Setting:
         return self.recipe.startswith("dp-sgd")
 
     @property
-    def public(self) -> str:
-        """Public examples; digits has few test examples."""
-        return "digits/public" if "digits" in self.recipe else "test"
+    def scored(self) -> tuple[str, tuple[str, ...], int | None]:
+        """Public examples, changes and number of examples for the advice.
+
+        Digits has few test examples, so half of its training examples are the public ones; the advice is for as many as
+        the whole set has.
+        """
+        if "digits" not in self.recipe:
+            return "test", self.changes, self.examples
+        return "digits/public", (*self.changes, "data.name=digits/private"), data.published_examples("digits")
 
     @property
     def faster(self) -> tuple[str, ...]:
@@ -218,7 +224,8 @@ def predict() -> None:
 
 
 def _predicted(setting: Setting) -> dict[str, float]:
-    found = recommend(setting.recipe, public=setting.public, overrides=setting.changes, examples=setting.examples)
+    public, changes, examples = setting.scored
+    found = recommend(setting.recipe, public=public, overrides=changes, examples=examples)
     return {rule: round(found.scores[rule], 4) for rule in (FLAT, *RULES)}
 
 

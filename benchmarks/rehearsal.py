@@ -27,9 +27,9 @@ REHEARSED = PAGE.with_name("rehearsal.json")
 
 def rehearse(setting: Setting, rule: str, rate: float, seed: int) -> dict[str, Any]:
     """Accuracy (%) of a rehearsal on held-out public examples."""
-    changes = [*setting.changes, *setting.of(rule), f"{setting.rate}={rate}", "training.vectorize=on"]
-    changes.append(f"run.seed={seed}")
-    found, _ = setting_of(setting.recipe, None, None, setting.public, None, changes, setting.examples)
+    public, scored, examples = setting.scored
+    changes = [*scored, *setting.of(rule), f"{setting.rate}={rate}", "training.vectorize=on", f"run.seed={seed}"]
+    found, _ = setting_of(setting.recipe, None, None, public, None, changes, examples)
     mechanism = mechanisms.get(rule, bound=float(getattr(found.assembly.mechanism, "bound", 1.0)))
     return {"forecast": round(100 * Rehearsals(found, seed).accuracy(mechanism, found.facts), 3)}
 

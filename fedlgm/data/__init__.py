@@ -48,6 +48,7 @@ __all__ = [
     "names",
     "only_test_examples",
     "outline",
+    "overlap",
     "partition",
     "published_examples",
     "reading_options",
@@ -321,6 +322,19 @@ def _split(name: str) -> tuple[str, str]:
     """A set and "public" or "private" if `name` is that half of it; else `name` and ""."""
     half = _HALF.fullmatch(name)
     return (name, "") if half is None else (half[1], half[2])
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two names may hold some of the same training examples; the halves of a set hold none.
+
+    Example:
+        >>> overlap("digits/public", "digits/private"), overlap("digits/public", "digits")
+        (False, True)
+    """
+    if ":" in one:  # a set of the Hub, or a user's own
+        return one == other
+    (base, _, half), (own, _, own_half) = one.partition("/"), other.partition("/")
+    return base == own and {half, own_half} != {"private", "public"}
 
 
 @named_arguments

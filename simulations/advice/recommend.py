@@ -98,8 +98,8 @@ def recommend(
         data: as for `simulate`; only shapes and test examples are read.
         users: as for `simulate`; only their number is read. For a column of tables `federation.clients` gives it.
         public: examples for the computation: "test" (the recipe's test examples), the name of a data set, such as
-            "digits/public", or a `DataSet` or mapping, whose training examples are public; or (x [n, ...],
-            y [n, ...]). None generates examples of the right shape, with a warning.
+            "digits/public" for a recipe of "digits/private", or a `DataSet` or mapping, whose training examples are
+            public; or (x [n, ...], y [n, ...]). None generates examples of the right shape, with a warning.
         task: as for `simulate`.
         overrides: as for `simulate`.
         examples: number of training examples of all clients together, if it is public; not needed for a bundled set.
@@ -115,7 +115,7 @@ def recommend(
 
     Example:
         >>> import simulations
-        >>> found = simulations.recommend("digits", public="digits/public", overrides={"federation.rounds": 50})
+        >>> found = simulations.recommend("digits", public="digits/public", overrides=["data.name=digits/private"])
         >>> found.scores["gaussian"], "uniform" in found.scores
         (1.0, True)
     """

@@ -142,15 +142,14 @@ def public_examples(recipe: Recipe) -> PublicExamples:
 def _refuse_private(section: RiskSection, private: Data) -> None:
     """Refuse a "public" set whose examples the recipe trains on."""
     named, own = str(section.data), private.name
-    (base, _, half), (own_base, _, own_half) = named.partition("/"), own.partition("/")
-    if base == data.IMAGE_FOLDER == own_base:
+    base = own.partition("/")[0]
+    same = data.overlap(named, own)
+    if same and own == data.IMAGE_FOLDER:
         same = Path(section.dir or "").resolve() == Path(private.dir or "").resolve()
-    else:
-        same = named == own or (":" not in named and base == own_base)
-    if same and {half, own_half} != {"private", "public"}:
+    if same:
         raise ConfigError(
             f"risk.data: {named!r} holds examples that the recipe trains on ([data] is {own!r}), which are private: "
-            f"use another set, train on {own_base}/private and measure on {own_base}/public, or leave the key out to "
+            f"use another set, train on {base}/private and measure on {base}/public, or leave the key out to "
             "use the test examples"
         )
 

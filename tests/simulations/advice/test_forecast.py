@@ -27,6 +27,7 @@ LIGHT = [
     "federation.rate=1.0",
     "federation.clients=100",
     "privacy.delta=1e-3",
+    "data.name=digits/private",
 ]
 GAUSSIAN = mechanisms.get("gaussian")
 
@@ -93,6 +94,7 @@ def test_a_sweep_forecasts_every_setting_from_public_examples(monkeypatch: pytes
     monkeypatch.setattr(sweep, "EPSILONS", (8.0,))
     monkeypatch.setattr(sweep, "CLIENTS", (100, 1000))
     changes = ["federation.rounds=12", "training.epochs=1", "federation.rate=1.0", "privacy.delta=1e-4"]
+    changes.append("data.name=digits/private")
     report = sweep.sweep_report("digits", changes, "digits/public")
     few, many = report["rows"]
     assert report["no_forecast"] == ""

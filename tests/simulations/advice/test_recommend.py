@@ -38,6 +38,7 @@ def _blobs(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 PUBLIC = _blobs(400)
+PRIVATE = {"data.name": "digits/private"}
 
 
 class _Untouchable:
@@ -54,7 +55,7 @@ class _Untouchable:
 
 @pytest.fixture(scope="module")
 def found() -> Recommendation:
-    return simulations.recommend("digits", public="digits/public", overrides=SHORT)
+    return simulations.recommend("digits", public="digits/public", overrides=SHORT | PRIVATE)
 
 
 def test_scores_are_relative_to_the_flat_rule_and_name_every_rule(found: Recommendation) -> None:
@@ -69,7 +70,7 @@ def test_scores_are_relative_to_the_flat_rule_and_name_every_rule(found: Recomme
 
 
 def test_the_same_call_gives_the_same_figures(found: Recommendation) -> None:
-    again = simulations.recommend("digits", public="digits/public", overrides=SHORT)
+    again = simulations.recommend("digits", public="digits/public", overrides=SHORT | PRIVATE)
     assert json.dumps(dict(again)) == json.dumps(dict(found))
 
 
@@ -141,9 +142,10 @@ SET = DataSet.from_arrays(PUBLIC, PUBLIC)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"recipe": "digits", "public": "digits"}, r"'digits' holds the training examples of the recipe"),
-        ({"overrides": {"data.name": "digits/private"}, "public": "digits"}, "'digits' holds the training examples"),
-        ({"recipe": "digits", "public": "digits/private"}, "'digits/private' holds the training examples"),
+        ({"recipe": "digits", "public": "digits"}, r"'digits' holds training examples of the recipe"),
+        ({"overrides": {"data.name": "digits/private"}, "public": "digits"}, "'digits' holds training examples"),
+        ({"recipe": "digits", "public": "digits/public"}, "'digits/public' holds training examples"),
+        ({"recipe": "digits", "public": "digits/private"}, "'digits/private' holds training examples"),
         ({"data": {"train": PUBLIC, "test": PUBLIC}, "public": PUBLIC}, "these are the training examples of data"),
         ({"data": {"train": PUBLIC, "test": PUBLIC}, "public": {"train": PUBLIC, "test": PUBLIC}}, "these are the"),
         ({"data": SET, "public": SET}, "these are the training examples of data"),
@@ -216,7 +218,8 @@ def test_updates_that_lower_no_loss_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_example_level_recipe_is_scored_by_its_gradients() -> None:
-    advice = simulations.recommend("dp-sgd-digits", public="digits/public", overrides={"federation.rounds": 20})
+    overrides = {"federation.rounds": 20} | PRIVATE
+    advice = simulations.recommend("dp-sgd-digits", public="digits/public", overrides=overrides)
     assert advice["unit"] == "example"
     assert advice.scores["dimension-adjusted"] < 1.2
     assert "dp-sgd" in advice.advice or "uniform" in advice.advice
