@@ -37,13 +37,14 @@ from simulations.config.assembly import Assembly
 from strategies import CohortSampler, LayerwiseFedAvg
 
 ONE = ["federation.sampling=fixed", "federation.cohort=1", "federation.rate=none"]
-OPACUS = "example-level-federation, Opacus"
+PYTORCH = ["training.kernel=torch"]
+OPACUS = "example-level-federation, PyTorch, Opacus"
 CASES: dict[str, tuple[str, list[str]]] = {
     "correlated-digits": ("correlated-digits", []),
     "correlated-fashion-mnist": ("correlated-fashion-mnist", []),
     "example-level-federation": ("example-level-federation", []),
-    "example-level-federation, compiled kernel": ("example-level-federation", ["training.kernel=auto"]),
-    OPACUS: ("example-level-federation", []),
+    "example-level-federation, PyTorch": ("example-level-federation", PYTORCH),
+    OPACUS: ("example-level-federation", PYTORCH),
     "ten-hospitals": ("ten-hospitals", []),
     "ladp-fashion-mnist": ("ladp-fashion-mnist", []),
     "ladp-fashion-mnist-published": ("ladp-fashion-mnist-published", []),

@@ -129,15 +129,9 @@ def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
         own = recipe.data.name
         if data.overlap(public, own):
             raise DataError(
-<<<<<<< HEAD
-                f"public: {public!r} holds the training examples of the recipe ([data] is {own!r}), which are private: "
-                "give another set, a half that is declared public (such as digits/public with data.name = "
-                "'digits/private'), or test"
-=======
                 f"public: {public!r} holds training examples of the recipe ([data] is {own!r}), which are private: "
-                "give another set, a half that is declared public, such as digits/public with data.name = "
-                "'digits/private', or test"
->>>>>>> w/repair
+                "pass another set, a half that is declared public (such as digits/public with data.name = "
+                "'digits/private'), or test"
             )
         return
     pairs = product(_training(private), _training(public)) if private is not None else ()

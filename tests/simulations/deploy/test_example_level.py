@@ -16,7 +16,7 @@ ROUNDS = 3
 SMALL = (
     "federation.clients=3", "federation.rate=1.0", f"federation.rounds={ROUNDS}", "training.steps=20",
     "training.sampling_rate=0.2", "training.batch_size=96", "training.lr=1.0", "privacy.accountant=pld",
-    "run.evaluate_every=1",
+    "run.evaluate_every=1", "training.kernel=torch",  # as nodes do
 )  # fmt: skip
 
 

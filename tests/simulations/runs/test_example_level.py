@@ -153,7 +153,7 @@ def test_exact_sums_change_rounding_only(tmp_path, make, run, many, monkeypatch)
         return found
 
     monkeypatch.setattr(ExampleGradients, "sum", watched)
-    result = launch.simulate(make("training.exact_sums=true"), run_dir=tmp_path / "run")
+    result = launch.simulate(make("training.exact_sums=true", "training.kernel=torch"), run_dir=tmp_path / "run")
     usual = run if make is central else many
     assert types[-1] == torch.float64, types
     assert result["epsilon"] == usual["epsilon"]
