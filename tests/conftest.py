@@ -16,7 +16,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
-from federations import Federation, GivenUpdates, tiny_values
+from federations import Federation, GivenUpdates, GivenVotes, tiny_values
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -168,7 +168,7 @@ def federate(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
             count = 0 if client in empty else 1
             return ClientData(torch.full((count, 1), float(client)), torch.zeros(count, dtype=torch.int64))
 
-        work = LocalWork(GivenUpdates(updates), LocalTraining(), source)
+        work = LocalWork(GivenUpdates(updates), LocalTraining(), source, votes=GivenVotes)  # type: ignore[arg-type]
         if isinstance(nodes, OneNodePerClient):  # one app per client, each of which refuses the others'
             population = facts.sampling.population
             one_each = [OneClient(number, population, simulated=True) for number in range(population)]

@@ -324,6 +324,7 @@ def _split(name: str) -> tuple[str, str]:
     return (name, "") if half is None else (half[1], half[2])
 
 
+@named_arguments
 def overlap(one: str, other: str) -> bool:
     """Whether two names may hold some of the same training examples; the halves of a set hold none.
 

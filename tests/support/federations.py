@@ -6,8 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from clients import ClientData
+from fedlgm.contributions import AnsweredUpdates, Updates, unbounded
+from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import ClientTask
 from simulations.engines.local import LocalGrid
@@ -37,6 +41,14 @@ class GivenUpdates:
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         for task in tasks:
             yield self._updates(int(task.x[0]))[None]
+
+
+class GivenVotes:
+    """Odd clients vote for water-filling, even ones for flat clipping."""
+
+    def added(self, updates: Updates, plan: ReleasePlan, model: Tensor, data: Iterable[ClientData]) -> AnsweredUpdates:
+        votes = torch.tensor([[int(own.x[0]) % 2 - 0.5] for own in data])
+        return AnsweredUpdates(unbounded(updates), {"cut-vote": votes})
 
 
 @dataclass

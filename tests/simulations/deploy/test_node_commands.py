@@ -66,7 +66,7 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
         (("--shape", "(64,)"), "--shape takes sizes such as 64 or 1,28,28, got '(64,)'"),
         (("--client", 5, "--population", 3), "client = 5 must be below population = 3"),
         (("--data", "nothere.npz"), "--data: there is nothing at nothere.npz"),
-        (("--data", __file__), "test_node_commands.py is none of .npz, .npy, .parquet, IDX"),
+        (("--data", __file__), "test_node_commands.py is not .npz, .npy, .parquet, IDX"),
         (("--data", __file__, "--kind", "idx", "--labels", "nothere"), "--labels: there is no file nothere"),
         (("--name", "St. Mary"), "must be at most 64 letters, digits, '_', '.' and '-'"),
     ],

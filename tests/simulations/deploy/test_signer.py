@@ -61,7 +61,7 @@ def test_whatever_belongs_to_no_registered_run_is_not(folder, question):
         "2 rounds": replace(question, round=3),
         "no round 0": replace(question, round=0),
         "3 clients": replace(question, client=3),
-        "other work": replace(question, work=question.work | {"training": {"epochs": 20}}),
+        "work that was not registered": replace(question, work=question.work | {"training": {"epochs": 20}}),
         "cannot be read": replace(question, plan="[" * 10_000),
         "noise multiplier": replace(question, client=1, plan=changed(question.plan, sigma=half)),
         "facts": replace(question, client=1, plan=changed(question.plan, facts=plan["facts"] | {"rounds": 3})),

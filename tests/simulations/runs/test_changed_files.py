@@ -160,7 +160,7 @@ def test_rows_and_files_of_an_unchanged_run_fit(finished, shared):
 def test_types_are_those_of_the_files():
     assert misfit({}, RunSummary) == misfit({}, Provenance) == ""
     for kind in (RoundRow, PrivateRow, CanaryRow):
-        assert "is missing" in misfit({}, kind)
+        assert "missing" in misfit({}, kind)
 
 
 def test_a_row_cut_short_by_a_crash_is_no_change(finished, copied):

@@ -145,7 +145,7 @@ def test_another_state_is_refused(correlated, tmp_path):
     recipe = correlated(seed=None)
     one, other = (interrupted(recipe, tmp_path / name, 5) for name in ("one", "other"))
     shutil.copy(other.path / "private" / "noise", one.path / "private" / "noise")
-    with pytest.raises(RunError, match="not that of the rounds before the last checkpoint"):
+    with pytest.raises(RunError, match="does not belong to the rounds before the last checkpoint"):
         launch.resume(one.path)
 
 
@@ -219,7 +219,7 @@ def test_the_keys_of_another_run_are_refused(correlated, tmp_path, noise, edited
         with safe_open(file, framework="pt") as stored:
             meta = dict(stored.metadata())
         save_file(load_file(file), file, metadata={key: text for key, text in meta.items() if key != "keys"})
-    with pytest.raises(RunError, match="not that of the rounds before the last checkpoint"):
+    with pytest.raises(RunError, match="does not belong to the rounds before the last checkpoint"):
         launch.resume(one.path)
     assert charges(one) == before
 
