@@ -159,8 +159,8 @@ def disk_errors(folder: Path, what: str) -> Iterator[None]:
         if error.errno not in _OF_DISKS and not inside:
             raise
         raise DiskError(
-            f"cannot work on the {what} {folder}: {why(error)}; it takes a user who owns its files, and a disk with "
-            "free space that can be written"
+            f"cannot work on the {what} {folder}: {why(error)}; the user must own its files, and the disk "
+            "must be writable and have free space"
         ) from error
 
 

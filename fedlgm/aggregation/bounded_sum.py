@@ -164,8 +164,8 @@ def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
 
 
 @named_arguments
-def bound_update(update: Tensor, plan: ReleasePlan) -> Tensor:
-    """One client's bounded contribution [plan.size], float64; zeros if the update [D] holds NaN or Inf.
+def bound_update(update: Updates, plan: ReleasePlan) -> Tensor:
+    """One client's bounded contribution [plan.size], float64; zeros if the update [D] or [1, D] holds NaN or Inf.
 
     Raises:
         PrivacyError: the plan's trainer bounds its units itself.
@@ -196,7 +196,7 @@ def bound_each(updates: Updates, plan: ReleasePlan) -> Tensor:
         PrivacyError: see `BoundedSum.add`.
     """
     if plan.bounded_by == "aggregator":
-        return torch.stack([bound_update(update, plan) for update in unbounded(updates)])
+        return torch.stack([bound_update(updates[place : place + 1], plan) for place in range(len(updates))])
     rows = bounded(updates, plan.bounds, plan.asked)
     found, position = torch.zeros(len(rows), plan.size, dtype=torch.float64), 0
     for columns in plan.columns:
