@@ -7,6 +7,7 @@ A process imports them when it calls these functions. Flower's public modules (`
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from types import ModuleType, SimpleNamespace
@@ -189,12 +190,13 @@ def wait_by_steady_clock() -> None:
     """Let the grid of this ServerApp measure its timeouts by a clock that nobody sets.
 
     Flower reads the time of day. Set back by an hour, it would let a round wait that much longer for a silent node; set
-    forward, it would end the round at once.
+    forward, it would end the round at once. The grids of versions before 1.41 are elsewhere and keep the time of day.
     """
-    from flwr.superlink.grid import http_grid, inmemory_grid
+    with suppress(ModuleNotFoundError):
+        from flwr.superlink.grid import http_grid, inmemory_grid
 
-    for module in (http_grid, inmemory_grid):
-        vars(module)["time"] = SimpleNamespace(time=time.monotonic, sleep=time.sleep)
+        for module in (http_grid, inmemory_grid):
+            vars(module)["time"] = SimpleNamespace(time=time.monotonic, sleep=time.sleep)
 
 
 def _look_again_soon(module: ModuleType) -> None:

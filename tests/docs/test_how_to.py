@@ -171,7 +171,7 @@ def test_the_commands_of_adaptive_allocation_run(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     text = (PAGES / "adaptive-allocation.md").read_text(encoding="utf-8")
     commands = [shlex.split(found) for found in INDENTED.findall(text)]
-    assert [command[0] for command in commands] == ["plan", "simulate", "simulate", "compare"]
+    assert [command[0] for command in commands] == ["plan", "simulate", "simulate", "compare", "simulate"]
     for command in commands:
         short = ["--set", "federation.rounds=11"] if command[0] == "simulate" else []
         if command[0] == "compare":

@@ -50,7 +50,9 @@ def test_plans_of_a_folder_of_images_go_by_the_stated_number_and_runs_check_it(t
     assert "stated" not in unstated
     assert unstated["noise_multiplier"] == report["noise_multiplier"]
     without = recipes.load("lm-dp-sgd-celeba", [*small, "data.train_images=none"])
-    with pytest.raises(DataError, match=r"needs data\.dir, a folder of images: it is not set; a plan .*train_images"):
+    with pytest.raises(
+        DataError, match=r"needs data\.dir, a folder of images: it is not set; for a plan, .*train_images"
+    ):
         plan_report(without)
 
 
