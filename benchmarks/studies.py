@@ -59,6 +59,7 @@ ELSEWHERE = {
     "004-table-10": "[attacks](attacks.md)",
     "layer-wise-deep": "[does `recommend` predict runs?](recommend.md)",
     "layer-wise-bottleneck": "[does `recommend` predict runs?](recommend.md)",
+    "layer-wise-cnn": "[allocations learned from releases](adaptive.md#water-filling)",
     "layer-wise-falling": "[allocations learned from releases](adaptive.md#water-filling)",
     "layer-wise-water-filling": "[allocations learned from releases](adaptive.md#water-filling)",
     "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md)",
