@@ -28,7 +28,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 
 GROUP_BYTES = 1 << 20
-"""Size of the sums of clients that take their steps together."""
+"""Largest size of the sums of clients that take their steps together, so that they fit the processor's cache."""
 HELD_BYTES = 32 << 20
 """Bytes of clients' data that a process keeps from one round to the next."""
 
@@ -86,7 +86,7 @@ class ExampleSteps(Contributions):
                 yield client, data, poisson_rows(batch_keys(order, digest), len(data), rate, asked.round, client)
 
     def _groups(self, clients: list[int], plan: ReleasePlan) -> Iterator[list[Examples]]:
-        """Clients that take their steps together: as many as the processor's cache has room for the sums of."""
+        """Clients that take their steps together, at most as many as have sums of `GROUP_BYTES` in all."""
         most = max(1, GROUP_BYTES // (8 * max(plan.size, 1)))
         group, held = list[Examples](), 0
         for client in clients:

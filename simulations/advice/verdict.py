@@ -33,14 +33,14 @@ def verdict(scores: Mapping[str, float], unit: str) -> str:
 
     Example:
         >>> verdict({"gaussian": 1.0, "uniform": 1.9, "dimension-adjusted": 0.2}, "client")
-        'uniform is expected to reach 1.90 times the signal-to-noise ratio of gaussian; avoid dimension-adjusted.'
+        'uniform is expected to be worth 1.90 times the signal to noise of gaussian; avoid dimension-adjusted.'
         >>> verdict({"gaussian": 1.0, "uniform": 1.1}, "client")
         'use gaussian: no other rule is expected to be better by a fifth.'
     """
     flat = {"client": FLAT, "example": "dp-sgd with style = 'flat'"}[unit]
     best = advised(scores)
     if best != FLAT:
-        words = f"{best} is expected to reach {scores[best]:.2f} times the signal-to-noise ratio of {flat}"
+        words = f"{best} is expected to be worth {scores[best]:.2f} times the signal to noise of {flat}"
     elif any(ratio > WORSE for rule, ratio in scores.items() if rule != FLAT):
         words = f"use {flat}: no other rule is expected to be better by a fifth"
     else:
