@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from clients.source import ClientData
+from clients.updates import ClientUpdates
 from fedlgm import inputs
+from fedlgm.client_release import Asked
 from fedlgm.contributions import AnsweredUpdates, Updates, unbounded
 from fedlgm.extension import named_arguments
+from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.queries import CutVote
@@ -18,13 +22,25 @@ from fedlgm.tasks import Task
 from fedlgm.tasks.base import measured
 from fedlgm.water_filling import filled_row
 
-NO_VOTE = "the plan asks for the loss of a client's data, which this client cannot evaluate: use water-filling"
 _BATCH = 128
 
 
-def asked_for(plan: ReleasePlan) -> bool:
-    """Whether a plan asks clients for their votes."""
-    return any(noisy.query.name == CutVote.name for noisy in plan.queries)
+class VotingUpdates(ClientUpdates):
+    """Contributions of whole clients, which also vote if the plan asks for votes."""
+
+    answers = frozenset({CutVote.name})
+
+    def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
+        """See `Contributions.updates`."""
+        plan, model, source = asked.plan, asked.model, self.work.source
+        made = super().updates(asked, order)
+        if not any(noisy.query.name == CutVote.name for noisy in plan.queries):
+            yield from made
+            return
+        votes = cast(Callable[[], CutVotes], self.work.votes)()
+        for clients, updates in made:
+            data = [source(client) for client in clients]
+            yield clients, None if updates is None else votes.added(updates, plan, model, data)
 
 
 @named_arguments

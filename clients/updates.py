@@ -26,12 +26,10 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from clients.cut_vote import NO_VOTE, CutVotes, asked_for
 from clients.source import ClientSource
 from fedlgm.client_release import Asked, Contributions, Noised
 from fedlgm.contributions import Updates, unbounded
 from fedlgm.devices import Numerics, torch_threads
-from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments
 from fedlgm.facts import LocalTraining
 from fedlgm.keys import KeyRing, Purpose
@@ -39,6 +37,7 @@ from fedlgm.mechanisms import BoundsExamples, Mechanism, UsesPrivateUpdates
 from fedlgm.training import ClientTask, Trainer
 
 if TYPE_CHECKING:
+    from clients.cut_vote import CutVotes
     from fedlgm.example_level.trainer import ExampleTrainer
 
 
@@ -67,6 +66,10 @@ class LocalWork:
             from clients.example_level import ExampleSteps  # only where examples are bounded
 
             return ExampleSteps(self, numerics)
+        if self.votes is not None:
+            from clients.cut_vote import VotingUpdates
+
+            return VotingUpdates(self, mechanism, numerics)
         return ClientUpdates(self, mechanism, numerics)
 
 
@@ -82,14 +85,13 @@ class ClientUpdates(Contributions):
 
     def __init__(self, work: LocalWork, mechanism: Mechanism, numerics: Numerics | None = None) -> None:
         super().__init__(numerics)
-        self._work, self._mechanism = work, mechanism
+        self.work, self._mechanism = work, mechanism
 
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
         """See `Contributions.updates`; None for clients without data."""
         tasks = {client: self._task(client, asked, order) for client in asked.clients}
-        answered = self._answers(asked)
         with torch_threads(self.numerics.threads):
-            blocks = cast(Trainer, self._work.trainer).updates(
+            blocks = cast(Trainer, self.work.trainer).updates(
                 asked.model, [task for task in tasks.values() if task is not None]
             )
             rows: Updates = torch.empty(0)
@@ -101,7 +103,7 @@ class ClientUpdates(Contributions):
                 while waiting:
                     if len(rows) == 0:
                         rows = next(blocks)
-                    yield waiting[: len(rows)], answered(rows[: len(waiting)], waiting)
+                    yield waiting[: len(rows)], rows[: len(waiting)]
                     waiting, rows = waiting[len(rows) :], rows[len(waiting) :]
 
     def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
@@ -122,27 +124,14 @@ class ClientUpdates(Contributions):
                 rows += [layers.norms(update).numpy() for update in unbounded(updates).cpu()]
         return np.stack(rows)
 
-    def _answers(self, asked: Asked) -> Callable[[Updates, list[int]], Updates]:
-        """Adds the answers to the plan's queries about a client's data to a block of updates."""
-        if not asked_for(asked.plan):
-            return lambda rows, clients: rows
-        if self._work.votes is None:
-            raise ConfigError(NO_VOTE)
-        votes, source = self._work.votes(), self._work.source
-
-        def answered(rows: Updates, clients: list[int]) -> Updates:
-            return votes.added(rows, asked.plan, asked.model, [source(one) for one in clients[: len(rows)]])
-
-        return answered
-
     def _task(self, client: int, asked: Asked, order: KeyRing) -> ClientTask | None:
-        data, round_ = self._work.source(client), asked.round
+        data, round_ = self.work.source(client), asked.round
         if len(data) == 0:
             return None
-        epochs = self._work.settings.epochs
-        if self._work.straggler_rate > 0:
+        epochs = self.work.settings.epochs
+        if self.work.straggler_rate > 0:
             # Path (round, client, 1): dropouts, drawn by the strategy, use 0.
-            late = order.numpy_generator(Purpose.DROPOUT, round_, client, 1).random() < self._work.straggler_rate
+            late = order.numpy_generator(Purpose.DROPOUT, round_, client, 1).random() < self.work.straggler_rate
             epochs = 1 if late else epochs
         shuffling = order.torch_generator(Purpose.TRAIN, round_, client)
         return ClientTask(data.x, data.y, shuffling, epochs, asked.plan.trained)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedlgm.aggregation import BoundedSum, sum_on
 from fedlgm.contributions import Updates
 from fedlgm.devices import Numerics
-from fedlgm.errors import PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import local_release
@@ -81,9 +81,11 @@ class Contributions(ABC):
 
     Attributes:
         of: "user" if each contribution is that of a user with all its clients, see `Sampling.of`.
+        answers: the auxiliary queries that clients answer from their data, by name.
     """
 
     of: Literal["user"] | None = None
+    answers: frozenset[str] = frozenset()
 
     def __init__(self, numerics: Numerics | None = None) -> None:
         self.numerics = numerics or Numerics()
@@ -149,6 +151,12 @@ def client_release(
         raise PrivacyError(
             f"the plan is for {wanted}, but these are contributions of {made}: a bound on one does not bound the other"
         )
+    for query in (noisy.query for noisy in plan.queries):
+        if query.of_data and query.name not in contributions.answers:
+            raise ConfigError(
+                f"the plan's query {query.name!r} is answered from a client's data, which these clients cannot do: "
+                "choose a mechanism without it"
+            )
     keys = budget.admit(asked)
     if not plan.facts.noised_by.uploads_released:
         block = contributions.empty(plan)

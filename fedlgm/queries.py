@@ -31,6 +31,7 @@ class AuxiliaryQuery(ABC):
 
     Attributes:
         sizes: d_j of the layers, [K]; public.
+        of_data: whether clients answer it from their data; `encode` then holds the answer of those that abstain.
 
     Example:
         >>> class CutLength(AuxiliaryQuery):
@@ -47,6 +48,7 @@ class AuxiliaryQuery(ABC):
     """
 
     name: ClassVar[str]
+    of_data: ClassVar[bool] = False
 
     sizes: tuple[int, ...]
 
@@ -302,6 +304,7 @@ class CutVote(AuxiliaryQuery):
     """
 
     name: ClassVar[str] = "cut-vote"
+    of_data: ClassVar[bool] = True
 
     @property
     def size(self) -> int:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from clients.cut_vote import VotingUpdates
 from clients.example_level import ExampleSteps
 from clients.node.policy import Refusal
 from clients.node.row import CLIENT, EXAMPLE
 from clients.source import ClientData
-from clients.updates import ClientUpdates, LocalWork
+from clients.updates import LocalWork
 from fedlgm import inputs, privacy
 from fedlgm.client_release import Asked, Contributions
 from fedlgm.contributions import BoundedUpdates, Updates
@@ -203,7 +204,7 @@ def _added(one: BoundedUpdates, other: BoundedUpdates) -> BoundedUpdates:
     return replace(one, values=one.values + other.values, answers=tuple(answers))
 
 
-class _NodeUpdates(ClientUpdates):
+class _NodeUpdates(VotingUpdates):
     """A node's whole update; a failure of training counts as no data.
 
     An artificial example has already been trained on, so a failure depends on this node's data: an error instead of an

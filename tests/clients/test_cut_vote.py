@@ -9,12 +9,14 @@ from torch import nn
 import simulations
 from clients import ClientData
 from clients.cut_vote import CutVotes
+from clients.updates import LocalWork
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.device_sum import DeviceSum
+from fedlgm.client_release import Asked, client_release
 from fedlgm.contributions import AnsweredUpdates
 from fedlgm.errors import ConfigError
-from fedlgm.facts import RunFacts, Sampling
+from fedlgm.facts import LocalTraining, RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.queries import CutVote
@@ -134,3 +136,14 @@ def test_clients_of_a_run_vote_as_their_model_needs():
 def test_runs_without_a_vote_are_refused_before_they_start(recipe, changes, sentence):
     with pytest.raises(ConfigError, match=sentence):
         simulations.simulate(recipe, overrides=["mechanism.name=voted-filling", *changes], engine="local")
+
+
+def test_clients_that_cannot_vote_are_refused_before_they_train():
+    def source(client: int) -> ClientData:
+        return pytest.fail("trained")
+
+    plan = first_plan()
+    work = LocalWork(object(), LocalTraining(), source)  # type: ignore[arg-type]
+    contributions = work.contributions(mechanisms.get("voted-filling"))
+    with pytest.raises(ConfigError, match="'cut-vote' is answered from a client's data, which these clients cannot do"):
+        client_release(contributions, object(), Asked(plan, START, 1, [0]))  # type: ignore[arg-type]
