@@ -113,7 +113,7 @@ class Contributions(ABC):
         """The release of one client's update [1, D]; None for a client without an update."""
         numerics, plan = self.numerics, asked.plan
         own, name = local_release(update, plan, noise, asked.round, client, numerics.noise_backend, numerics.device)
-        return Noised(client, own.total, name, plan)
+        return Noised(client, own, name, plan)
 
 
 class Budget(Protocol):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.aggregation import BoundedSum, bound_each, sum_on
+from fedlgm.aggregation import bound_each, sum_on
 from fedlgm.contributions import Updates
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension import named_arguments
@@ -157,7 +157,7 @@ def local_release(
     client: int,
     backend: NoiseBackend = "cpu",
     device: torch.device | str = "cpu",
-) -> tuple[BoundedSum, str]:
+) -> tuple[Tensor, str]:
     """One client's release under local trust: its bounded update plus the client's own noise.
 
     The noise depends on the bounded contribution. If the client's data have changed, the same request gets new noise,
@@ -173,7 +173,7 @@ def local_release(
         device: device on which updates are bounded.
 
     Returns:
-        The client's noisy contribution, and the name of its noise for the client's record of releases.
+        The client's noisy contribution [plan.size], and the name of its noise for the client's record of releases.
 
     Raises:
         ConfigError: the backend does not run on the device of the sum.
@@ -190,20 +190,12 @@ def local_release(
         >>> name == local_release(update, plan, keys, 1, 0)[1], name == local_release(-update, plan, keys, 1, 0)[1]
         (True, False)
     """
-    source, own = noise_source(plan, None), sum_on(plan, torch.device(device), None if backend == "cpu" else backend)
-    if backend == "cpu":
-        check_cpu(own.total)
-    if updates is None:
-        own.skip(1)
-    else:
-        own.add(updates)
-    noising = Noising(own.total, plan, _following(keys, own.total), round, client, backend, source)
-    noising.add_()
-    return own, noising.name
+    totals, names = local_releases(updates, plan, keys, round, [client], backend, device)
+    return totals[0], names[0]
 
 
 def local_releases(
-    updates: Updates,
+    updates: Updates | None,
     plan: ReleasePlan,
     keys: KeyRing,
     round: int,
@@ -216,7 +208,7 @@ def local_releases(
     On the CPU the steps of small releases cost half as much if each is done for several clients in a row.
 
     Args:
-        updates: one row for each client, [b, D].
+        updates: one row for each client, [b, D]; None for clients without data, which release only noise.
         plan: see `local_release`.
         keys: the clients' ring; a client's noise also depends on its number and its contribution.
         round: see `local_release`.
@@ -227,18 +219,14 @@ def local_releases(
     Returns:
         The noisy contributions [b, plan.size], and the names of their noise.
     """
-    on_cpu = backend == "cpu" and torch.device(device).type == "cpu"
-    if len(clients) == 1 or not on_cpu or noise_source(plan, None) is not INDEPENDENT:
-        rows = [updates[place : place + 1] for place in range(len(clients))]
-        made = [
-            local_release(row, plan, keys, round, client, backend, device)
-            for row, client in zip(rows, clients, strict=True)
-        ]
-        return torch.stack([own.total for own, _ in made]), [name for _, name in made]
-    totals = bound_each(updates, plan)
-    rings = [_following(keys, total) for total in totals.unbind()]
-    INDEPENDENT.add_rows_(totals, plan, rings, round, clients)
-    return totals, [fingerprint(ring, round, client) for ring, client in zip(rings, clients, strict=True)]
+    source, totals = noise_source(plan, None), _bounded(updates, plan, len(clients), backend, torch.device(device))
+    rings = [keys.derive(total.cpu().numpy().view(np.uint8).data) for total in totals.unbind()]
+    if source is INDEPENDENT and backend == "cpu":
+        INDEPENDENT.add_rows_(totals, plan, rings, round, clients)
+    else:
+        for total, ring, client in zip(totals.unbind(), rings, clients, strict=True):
+            source.add_(total, plan, ring, round, client, backend)
+    return totals, [fingerprint(ring, round, client, backend) for ring, client in zip(rings, clients, strict=True)]
 
 
 def fingerprint(keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBackend = "cpu") -> str:
@@ -253,9 +241,19 @@ def fingerprint(keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBa
     return hashlib.sha256(words if backend == "cpu" else words + backend.encode()).hexdigest()[:32]
 
 
-def _following(keys: KeyRing, exact: Tensor) -> KeyRing:
-    """Ring of a client's noise for its bounded contribution [n]."""
-    return keys.derive(exact.cpu().numpy().view(np.uint8).data)
+def _bounded(
+    updates: Updates | None, plan: ReleasePlan, clients: int, backend: NoiseBackend, device: torch.device
+) -> Tensor:
+    """Clients' bounded contributions [clients, plan.size]; zeros without updates."""
+    if updates is not None and device.type == "cpu":
+        return bound_each(updates, plan)
+    sums = [sum_on(plan, device, None if backend == "cpu" else backend) for _ in range(clients)]
+    if backend == "cpu":
+        check_cpu(sums[0].total)
+    if updates is not None:
+        for place, own in enumerate(sums):
+            own.add(updates[place : place + 1])
+    return torch.stack([own.total for own in sums])
 
 
 def _bound(keys: KeyRing, exact: Tensor, plan: ReleasePlan) -> KeyRing:

@@ -153,8 +153,8 @@ def test_noise_is_bound_to_data_round_and_client_and_is_repeated_with_them():
     first, name = local_release(update, plan, keys, 1, 3)
     again, same = local_release(update, plan, keys, 1, 3)
     assert name == same
-    assert torch.equal(first.total, again.total)
-    assert torch.equal(first.total, first.total.round())
+    assert torch.equal(first, again)
+    assert torch.equal(first, first.round())
     seen = {name}
     for other in (
         local_release(update * 1.1, plan, keys, 1, 3),
@@ -163,7 +163,7 @@ def test_noise_is_bound_to_data_round_and_client_and_is_repeated_with_them():
         local_release(update, plan, keys.derive(b"another cohort"), 1, 3),
     ):
         seen.add(other[1])
-        difference = other[0].total - first.total
+        difference = other[0] - first
         assert difference.std() > plan.effective_multiplier * 2**24 / 6**0.5 / 2, "the noise is another"
     assert len(seen) == 5
 
@@ -172,7 +172,7 @@ def _answers(plan: ReleasePlan, count: int) -> BoundedSum:
     total = BoundedSum.empty(plan)
     for client in range(count):
         own, _ = local_release(torch.full((1, 45), 0.1), plan, KeyRing.from_seed(5), 1, client)
-        total.merge(own.total, 1, 0)
+        total.merge(own, 1, 0)
     return total
 
 

@@ -53,7 +53,7 @@ class TestOneClientsRelease:
     def test_the_same_request_on_unchanged_data_has_the_same_answer_and_name(self, keys, backend):
         plan = plan_for(LOCAL)
         (one, first), (other, second) = (local_release(update(1), plan, keys, 1, 4, backend) for _ in range(2))
-        assert torch.equal(one.total, other.total)
+        assert torch.equal(one, other)
         assert first == second
 
     def test_changed_data_has_other_noise_and_another_name(self, keys, backend):
@@ -62,7 +62,7 @@ class TestOneClientsRelease:
         changed = update(1).clone()
         changed[0, 7] += 1e-3
         (one, first), (other, second) = (local_release(u, plan, keys, 1, 4, backend) for u in (update(1), changed))
-        noises = [one.total - bounded(update(1), plan), other.total - bounded(changed, plan)]
+        noises = [one - bounded(update(1), plan), other - bounded(changed, plan)]
         assert first != second
         assert abs(correlation(*noises)) < 5 / LAYERS.size**0.5
 
@@ -74,7 +74,7 @@ class TestOneClientsRelease:
         )
         clean = bounded(update(1), plan)
         assert first != second
-        assert abs(correlation(one.total - clean, other.total - clean)) < 5 / LAYERS.size**0.5
+        assert abs(correlation(one - clean, other - clean)) < 5 / LAYERS.size**0.5
 
     def test_changes_that_the_bound_hides_are_no_change(self, keys, backend):
         """What is released depends on the bounded contribution alone: a longer update of the same direction is it."""
