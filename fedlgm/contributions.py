@@ -97,29 +97,29 @@ Updates = Tensor | BoundedUpdates | AnsweredUpdates
 """A block of clients' updates, [b, D], raw or bounded by the trainer."""
 
 
-def answers(updates: Updates) -> Mapping[str, Tensor]:
-    """The answers of raw updates, by query.
-
-    Example:
-        >>> answers(torch.ones(2, 3))
-        {}
-    """
-    return updates.answers if isinstance(updates, AnsweredUpdates) else {}
-
-
-def unbounded(updates: Updates) -> Tensor:
-    """The raw updates.
+def answered(updates: Updates) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The raw updates, and the clients' own answers by query.
 
     Raises:
         PrivacyError: the trainer has bounded the updates, so its unit differs from the plan's.
 
     Example:
-        >>> unbounded(torch.ones(2, 3)).shape
-        torch.Size([2, 3])
+        >>> answered(torch.ones(1, 2))
+        (tensor([[1., 1.]]), {})
     """
     if isinstance(updates, BoundedUpdates):
         raise PrivacyError("the plan bounds whole clients, but the trainer has bounded single units")
-    return updates.values if isinstance(updates, AnsweredUpdates) else updates
+    return (updates.values, updates.answers) if isinstance(updates, AnsweredUpdates) else (updates, {})
+
+
+def unbounded(updates: Updates) -> Tensor:
+    """The raw updates; errors as for `answered`.
+
+    Example:
+        >>> unbounded(torch.ones(2, 3)).shape
+        torch.Size([2, 3])
+    """
+    return answered(updates)[0]
 
 
 def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[str, int, float]] = ()) -> Tensor:

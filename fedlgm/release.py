@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.aggregation import bound_each, sum_on
+from fedlgm.aggregation import bound_on
 from fedlgm.contributions import Updates
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension import named_arguments
@@ -219,7 +219,10 @@ def local_releases(
     Returns:
         The noisy contributions [b, plan.size], and the names of their noise.
     """
-    source, totals = noise_source(plan, None), _bounded(updates, plan, len(clients), backend, torch.device(device))
+    source, place = noise_source(plan, None), torch.device(device)
+    totals = bound_on(place, updates, plan, len(clients), None if backend == "cpu" else backend)
+    if backend == "cpu":
+        check_cpu(totals)
     rings = [keys.derive(total.cpu().numpy().view(np.uint8).data) for total in totals.unbind()]
     if source is INDEPENDENT and backend == "cpu":
         INDEPENDENT.add_rows_(totals, plan, rings, round, clients)
@@ -239,21 +242,6 @@ def fingerprint(keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBa
     """
     words = keys.words(8, Purpose.NOISE, round, party + 1).tobytes()
     return hashlib.sha256(words if backend == "cpu" else words + backend.encode()).hexdigest()[:32]
-
-
-def _bounded(
-    updates: Updates | None, plan: ReleasePlan, clients: int, backend: NoiseBackend, device: torch.device
-) -> Tensor:
-    """Clients' bounded contributions [clients, plan.size]; zeros without updates."""
-    if updates is not None and device.type == "cpu":
-        return bound_each(updates, plan)
-    sums = [sum_on(plan, device, None if backend == "cpu" else backend) for _ in range(clients)]
-    if backend == "cpu":
-        check_cpu(sums[0].total)
-    if updates is not None:
-        for place, own in enumerate(sums):
-            own.add(updates[place : place + 1])
-    return torch.stack([own.total for own in sums])
 
 
 def _bound(keys: KeyRing, exact: Tensor, plan: ReleasePlan) -> KeyRing:

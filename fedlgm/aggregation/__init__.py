@@ -7,6 +7,15 @@ them, and `fedlgm.release.release` adds the plan's noise.
 from __future__ import annotations
 
 from fedlgm.aggregation.bounded_sum import BoundedSum, bound_each, bound_update, clip_factors
-from fedlgm.aggregation.device_sum import DeviceSum, part_offsets, sum_on
+from fedlgm.aggregation.device_sum import DeviceSum, bound_on, part_offsets, sum_on
 
-__all__ = ["BoundedSum", "DeviceSum", "bound_each", "bound_update", "clip_factors", "part_offsets", "sum_on"]
+__all__ = [
+    "BoundedSum",
+    "DeviceSum",
+    "bound_each",
+    "bound_on",
+    "bound_update",
+    "clip_factors",
+    "part_offsets",
+    "sum_on",
+]

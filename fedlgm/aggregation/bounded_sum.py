@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.clipping import LEAST_CLIP
-from fedlgm.contributions import Updates, answers, bounded, unbounded
+from fedlgm.contributions import Updates, answered, bounded
 from fedlgm.errors import PrivacyError
 from fedlgm.extension import named_arguments
 from fedlgm.layers import SAFETY
@@ -78,9 +78,9 @@ class BoundedSum:
             for row in self._bounded(updates).unbind():
                 self._add_bounded(row)
             return
-        given = answers(updates)
-        for i, update in enumerate(torch.atleast_2d(unbounded(updates))):
-            self._add(update, {name: rows[i : i + 1] for name, rows in given.items()})
+        rows, given = answered(updates)
+        for i, update in enumerate(torch.atleast_2d(rows)):
+            self._add(update, {name: answers[i : i + 1] for name, answers in given.items()})
 
     def _add(self, update: Tensor, given: Mapping[str, Tensor]) -> None:
         self.count += 1

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fedlgm.aggregation import kernels
-from fedlgm.aggregation.bounded_sum import BoundedSum
-from fedlgm.contributions import Updates, answers, unbounded
+from fedlgm.aggregation.bounded_sum import BoundedSum, bound_each
+from fedlgm.contributions import Updates, answered
 from fedlgm.extension import named_arguments
 from fedlgm.plan import ReleasePlan
 from fedlgm.water_filling import filled
@@ -44,7 +44,8 @@ class DeviceSum(BoundedSum):
         if plan.bounded_by == "trainer":
             self._add_all_bounded(self._bounded(updates))
             return
-        rows = torch.atleast_2d(unbounded(updates))
+        rows, given = answered(updates)
+        rows = torch.atleast_2d(rows)
         self.count += len(rows)
         if len(rows) == 0:
             return
@@ -60,9 +61,8 @@ class DeviceSum(BoundedSum):
         factors = torch.where(accepted[:, None], factors, 0.0)
         if not self._whole:
             norms = moments.sqrt() if plan.family == "gaussian" else moments
-            given = answers(updates)
-            answered = [noisy.contribution(norms, self._clip, given.get(noisy.query.name)) for noisy in plan.queries]
-            parts = [*(rows[:, columns] for columns in plan.columns), *answered]
+            answers = [noisy.contribution(norms, self._clip, given.get(noisy.query.name)) for noisy in plan.queries]
+            parts = [*(rows[:, columns] for columns in plan.columns), *answers]
             rows = kernels.empty_block(len(parts[0]), plan.size, self.total.device)
             torch.cat(parts, dim=1, out=rows)
             counted = accepted[:, None].expand(-1, len(plan.queries)).to(factors.dtype)
@@ -100,3 +100,21 @@ def part_offsets(plan: ReleasePlan) -> Tensor:
 def sum_on(plan: ReleasePlan, device: torch.device, backend: kernels.Backend | None = None) -> BoundedSum:
     """A sum without contributions, for updates on `device`."""
     return BoundedSum.empty(plan) if device.type == "cpu" else DeviceSum(plan, device, backend)
+
+
+@named_arguments
+def bound_on(
+    device: torch.device,
+    updates: Updates | None,
+    plan: ReleasePlan,
+    clients: int,
+    backend: kernels.Backend | None = None,
+) -> Tensor:
+    """Clients' bounded contributions [clients, plan.size] on `device`, see `bound_each`; zeros without updates."""
+    if updates is not None and device.type == "cpu":
+        return bound_each(updates, plan)
+    sums = [sum_on(plan, device, backend) for _ in range(clients)]
+    if updates is not None:
+        for client, own in enumerate(sums):
+            own.add(updates[client : client + 1])
+    return torch.stack([own.total for own in sums])
