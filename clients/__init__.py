@@ -5,8 +5,8 @@ Names load when they are first used, because a process that only forwards messag
 
 import lazy_loader
 
-from fedlgm.neighbours import check_neighbours
+from fedlgm.shadowed import refuse_shadowed_packages
 
-check_neighbours()
+refuse_shadowed_packages()
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
-def check_neighbours() -> None:
+def refuse_shadowed_packages() -> None:
     """Refuse to continue if a user's folder or module shadows one of this library's packages.
 
     Python looks for `clients`, `strategies` and `simulations` in the current folder first, and a project may have
@@ -16,7 +16,7 @@ def check_neighbours() -> None:
         ImportError: the message names the folder and the remedy.
 
     Example:
-        >>> check_neighbours()
+        >>> refuse_shadowed_packages()
     """
     here = Path(__file__).resolve().parents[1]
     for name in ("clients", "strategies", "simulations"):

@@ -29,7 +29,7 @@ def test_a_folder_called_clients_is_named(kind: str, tmp_path: Path) -> None:
     result = imported("simulations", tmp_path)
     assert result.returncode == 1
     assert f"ImportError: {mine} hides fedlgm's package 'clients'" in result.stderr
-    assert imported("fedlgm.privacy", tmp_path).stdout == "imported\n"  # the core does without its neighbours
+    assert imported("fedlgm.privacy", tmp_path).stdout == "imported\n"  # the core does without the other packages
 
 
 def test_a_folder_of_data_alone_hides_nothing(tmp_path: Path) -> None:
