@@ -60,6 +60,10 @@ class _Commands(Commands):
             raise UsageError(f"{error.message}: pass it with one of {', '.join(known)}.", error.ctx) from error
 
 
+# Panels of `fedlgm --help`, each with its commands in the order in which they are registered here.
+_TRAIN, _PLAN, _READ = "Train and compare", "Plan, without training on private data", "Read a run"
+_TEST, _MACHINE, _NODES = "Measure what leaks", "Check the installation", "Real nodes"
+
 app = typer.Typer(
     cls=_Commands,
     help="Layer-wise differentially private federated learning: every mechanism under one accountant.",
@@ -89,38 +93,13 @@ def _options(version: VersionOption = False) -> None:
     pass
 
 
-app.add_typer(application_command.app, name="apply")
-app.add_typer(node_commands.app, name="node")
-app.add_typer(commands.app, name="deploy")
-app.add_typer(attack_command.app, name="attack")
+app.add_typer(application_command.app, name="apply", rich_help_panel=_TRAIN)
+app.add_typer(node_commands.app, name="node", rich_help_panel=_NODES)
+app.add_typer(commands.app, name="deploy", rich_help_panel=_NODES)
+app.add_typer(attack_command.app, name="attack", rich_help_panel=_TEST)
 
 
-@app.command()
-def pretrain(
-    recipe: NamedRecipeArgument = "text-adapters",
-    text: Annotated[
-        list[Path] | None, typer.Option(help="Public UTF-8 text; repeatable. Default: docstrings of Python packages.")
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Number of Adam steps.")] = 1500,
-    out: Annotated[Path | None, typer.Option(help="File to write; default: the recipe's model.weights.")] = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Train the public base of a text recipe, without privacy, on public text."""
-    from simulations.pretrain import pretrain as pretraining
-
-    def show(step: int, loss: float) -> None:
-        if not as_json:
-            console.print(f"step {step}: {loss:.3f} nats per character", highlight=False)
-
-    done = pretraining(_recipe(recipe, overrides), out, texts=text or (), steps=steps, progress=show)
-    if as_json:
-        print_json(dict(done))
-        return
-    console.print(f"wrote {done['file']} (SHA-256 {done['sha256']})", highlight=False, soft_wrap=True)
-
-
-@app.command()
+@app.command(rich_help_panel=_TRAIN)
 def simulate(
     recipe: RecipeArgument = None,
     engine: Annotated[
@@ -174,7 +153,7 @@ def simulate(
     show(result, display.summary, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_TRAIN)
 def compare(
     recipe: RecipeArgument = None,
     methods: Annotated[
@@ -214,14 +193,36 @@ def compare(
     print_json(shown) if as_json else console.print(shown)
 
 
-app.command()(study)
-app.command()(audit)
-app.command()(risk)
-app.command()(recommend)
-app.command()(tune)
+app.command(rich_help_panel=_TRAIN)(study)
+app.command(rich_help_panel=_TRAIN)(tune)
 
 
-@app.command()
+@app.command(rich_help_panel=_TRAIN)
+def pretrain(
+    recipe: NamedRecipeArgument = "text-adapters",
+    text: Annotated[
+        list[Path] | None, typer.Option(help="Public UTF-8 text; repeatable. Default: docstrings of Python packages.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Number of Adam steps.")] = 1500,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: the recipe's model.weights.")] = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train the public base of a text recipe, without privacy, on public text."""
+    from simulations.pretrain import pretrain as pretraining
+
+    def show(step: int, loss: float) -> None:
+        if not as_json:
+            console.print(f"step {step}: {loss:.3f} nats per character", highlight=False)
+
+    done = pretraining(_recipe(recipe, overrides), out, texts=text or (), steps=steps, progress=show)
+    if as_json:
+        print_json(dict(done))
+        return
+    console.print(f"wrote {done['file']} (SHA-256 {done['sha256']})", highlight=False, soft_wrap=True)
+
+
+@app.command(rich_help_panel=_PLAN)
 def plan(
     recipe: RecipeArgument = None,
     overrides: SetOption = None,
@@ -250,7 +251,10 @@ def plan(
         show(planning.plan_report(_recipe(recipe, overrides)), display.plan_table, as_json)
 
 
-@app.command()
+app.command(rich_help_panel=_PLAN)(recommend)
+
+
+@app.command(rich_help_panel=_PLAN)
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="Target epsilon of the whole run.")],
     delta: Annotated[float, typer.Option(help="Target delta.")],
@@ -277,7 +281,7 @@ def calibrate(
         )
 
 
-@app.command()
+@app.command(rich_help_panel=_PLAN)
 def partition(
     recipe: RecipeArgument = None,
     overrides: SetOption = None,
@@ -292,7 +296,7 @@ def partition(
     show(report, display.partition_table, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_READ)
 def report(
     run: RunArgument,
     private: Annotated[
@@ -308,7 +312,7 @@ def report(
     show(summary, display.summary, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_READ)
 def export(
     run: RunArgument,
     format: Annotated[str, typer.Option(help="safetensors, pt or onnx.")] = "safetensors",
@@ -331,7 +335,7 @@ def export(
     show(written, display.exported, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_READ)
 def ledger(run: RunArgument, as_json: JsonOption = False) -> None:
     """Show the charged and claimed cost of a run, release by release. Exit status 2 if the ledger was changed."""
     from simulations.reports import report as reporting
@@ -341,7 +345,11 @@ def ledger(run: RunArgument, as_json: JsonOption = False) -> None:
     show(summary, display.ledger_table, as_json)
 
 
-@app.command()
+app.command(rich_help_panel=_TEST)(audit)
+app.command(rich_help_panel=_TEST)(risk)
+
+
+@app.command(rich_help_panel=_MACHINE)
 def doctor(as_json: JsonOption = False) -> None:
     """Check this machine: versions, cores, devices, data sets, noise backend."""
     from simulations.reports import doctor as health

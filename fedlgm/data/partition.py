@@ -24,7 +24,7 @@ from fedlgm.keys import KeyRing
 @named_arguments
 @dataclass(frozen=True)
 class Partition:
-    """Samples of each client in compressed rows: client i holds `order[offsets[i]:offsets[i + 1]]`, ascending.
+    """Division of the samples among the clients: client i holds `order[offsets[i]:offsets[i + 1]]`, ascending.
 
     Attributes:
         order: sample indices, int32 [assigned]; no index occurs twice.

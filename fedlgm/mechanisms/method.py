@@ -23,7 +23,7 @@ from fedlgm.transcript import Transcript
 @named_arguments
 @dataclass(frozen=True)
 class Method:
-    """Defines the release of every round.
+    """A mechanism on the layers of one model, with the facts of one run: it plans the release of every round.
 
     Attributes:
         mechanism: source of each round's plan.

@@ -80,7 +80,7 @@ class Task(ABC):
         return y
 
     def labels(self, y: np.ndarray) -> bool:
-        """Whether targets that the task makes of these are integer labels [n], by which a set can be divided.
+        """Whether the task turns these targets into integer labels [n], by which a set can be divided among clients.
 
         Args:
             y: targets of the data set, which are not read.

@@ -46,7 +46,7 @@ def audit(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bound from below what a mechanism, a recipe or a finished run leaks; status 1 if more than reported."""
+    """Bound from below what a mechanism, a recipe or a finished run leaks; exit status 1 if more than reported."""
     from fedlgm.audits import CONFIDENCE, Audit
     from fedlgm.audits.distinguisher import TRIALS
     from fedlgm.errors import ConfigError

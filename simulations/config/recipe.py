@@ -126,7 +126,7 @@ class Recipe(Section):
 
     @property
     def protects(self) -> UnitKind:
-        """The rules of the unit."""
+        """The rules of the unit of protection."""
         return UNITS[self.unit]
 
     @property

@@ -242,7 +242,6 @@ class Study:
     def search(self) -> DataFrame:
         """The whole search: mean, interval and n of the headline for every method and value, and the choices.
 
-
         Raises:
             ConfigError: the study has no search.
         """

@@ -25,8 +25,8 @@ def tune(
     score_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Epsilon, for each run, of a noised score on the private data, by which runs are compared. Default: "
-            "the public test set compares them."
+            help="Compare runs by a noised score on the private data, with this epsilon for each run. Default: compare "
+            "them on the public test set."
         ),
     ] = None,
     overrides: SetOption = None,
@@ -35,7 +35,7 @@ def tune(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Search settings privately: publish the best of a secret number of runs, charged as a whole before the first."""
+    """Search settings privately: charge the whole search, make a secret number of runs, publish the best."""
     from simulations.config.grids import parsed
     from simulations.tuning.tune import tune as tuning
 

@@ -203,6 +203,18 @@ def test_doctor(run):
     assert "noise backends" in out
 
 
+def test_help_begins_with_the_commands_that_train(run):
+    status, out, err = run("--help")
+    assert (status, err) == (0, "")
+    panels = re.findall(r"^╭─ (.+?) ─", out, re.MULTILINE)
+    assert panels == [
+        "Options", "Train and compare", "Plan, without training on private data", "Read a run", "Measure what leaks",
+        "Check the installation", "Real nodes",
+    ]  # fmt: skip
+    named = re.findall(r"^│ (\w+) ", out, re.MULTILINE)
+    assert (named[0], len(named), len(set(named))) == ("simulate", 19, 19)
+
+
 @pytest.mark.parametrize("command", ["simulate", "plan", "calibrate", "partition", "report", "ledger", "doctor"])
 def test_help(run, command):
     status, out, _ = run(command, "--help")
