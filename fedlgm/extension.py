@@ -142,16 +142,18 @@ def named(known: Mapping[str, Any], name: str, what: str) -> Any:
         what: purpose of the object, for the message.
 
     Raises:
-        ConfigError: the name is unknown, or as in `load_object`.
+        ConfigError: the name is unknown or an object, or as in `load_object`.
 
     >>> import math
     >>> named({"root": math.sqrt}, "root", "function")(9.0), named({}, "math:sqrt", "function")(9.0)
     (3.0, 3.0)
     """
-    if name in known:
+    if isinstance(name, str) and name in known:
         return known[name]
     if is_reference(name):
         return load_object(name, what)
+    if callable(name):
+        raise ConfigError(f"{what} {object_name(name)!r} is an object: register it and pass its name")
     raise ConfigError(f"unknown {what} {name!r}; {alternatives(name, known, OWN)}")
 
 

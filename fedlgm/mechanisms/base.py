@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -254,9 +255,14 @@ def require_mechanism(found: Any) -> Mechanism:
         what = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
         raise ConfigError(
             f"a mechanism must be an object of a dataclass derived from fedlgm.Mechanism, made with its name, as in "
-            f"InverseSize('inverse-size'); got {what}"
+            f"InverseSize('inverse-size'); got {what}{rule_hint(found)}"
         )
     return found
+
+
+def rule_hint(found: object) -> str:
+    """The end of a message about something that is no mechanism: where to register it, if it may be a rule."""
+    return "; fedlgm.allocation.register gives an allocation rule a name" if inspect.isfunction(found) else ""
 
 
 def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
