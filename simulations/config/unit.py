@@ -12,7 +12,7 @@ from clients import LocalWork
 from fedlgm.data import Partition
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.mechanisms import Mechanism
-from fedlgm.privacy.guarantee import Relation, Unit
+from fedlgm.privacy.guarantee import Relation, SharedUnit, Unit
 from strategies import ServerStep
 from strategies.server_optimizer import server_step
 
@@ -32,14 +32,14 @@ class UnitKind:
         flat: the mechanism with the same noise in every coordinate.
         mechanisms: unit for which its mechanisms are made.
         redraws: whether a repeated round may draw different participants.
-        of_users: whether a unit is a user with all of the user's clients.
+        of: the unit if each has several clients, see `Sampling.of`; None otherwise.
     """
 
     verb: str
     flat: str
     mechanisms: Unit = "client"
     redraws = True
-    of_users = False
+    of: SharedUnit | None = None
 
     def check(self, recipe: Recipe) -> None:
         """Refuse settings that do not fit together.
