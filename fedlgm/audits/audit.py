@@ -138,7 +138,7 @@ class Audit:
 
 
 OwnAudit = Callable[[Subject, Audit, Progress | None], AuditResult]
-"""(subject, settings, progress) -> findings of the audit; `Reported.audited` makes the result."""
+"""(subject, settings, progress) -> findings of the audit; `reported_of(...).audited` makes the result."""
 _METHODS: dict[str, OwnAudit | None] = dict.fromkeys(get_args(Method))  # None: the library's own
 
 
@@ -268,4 +268,4 @@ def watch(
     return canaries.record()
 
 
-__all__ = ["Audit", "OwnAudit", "register", "watch", "watched_rounds"]
+__all__ = ["Audit", "OwnAudit", "register", "reported_of", "watch", "watched_rounds"]
