@@ -13,8 +13,7 @@ from fedlgm.data import Partition
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.mechanisms import Mechanism
 from fedlgm.privacy.guarantee import Relation, SharedUnit, Unit
-from strategies import ServerStep
-from strategies.server_optimizer import server_step
+from strategies.server_optimizer import ResumableStep, server_step
 
 if TYPE_CHECKING:
     from simulations.config.assembly import Assembly
@@ -84,7 +83,7 @@ class UnitKind:
         """
         return facts.with_multiplier(mechanism.calibrate(facts))
 
-    def server_step(self, recipe: Recipe, own: Any) -> ServerStep:
+    def server_step(self, recipe: Recipe, own: Any) -> ResumableStep:
         """The server's step.
 
         Args:
