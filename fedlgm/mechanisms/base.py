@@ -62,7 +62,7 @@ class Mechanism:
 
     unit: ClassVar[Unit] = "client"
     """Unit whose data a neighbour changes: "client" (the sum bounds each client's update), or "example" (the trainer
-    bounds every example's gradient; such a mechanism also has `scaling`, see `BoundsExamples`)."""
+    bounds every example's gradient, as that of each class derived from `BoundsExamples` does)."""
 
     name: str
 
@@ -160,6 +160,12 @@ class BoundsExamples(ABC):
         >>> isinstance(mechanism, BoundsExamples), plan.bounded_by, mechanism.scaling(plan).bound
         (True, 'trainer', 0.5)
     """
+
+    unit: ClassVar[Unit]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.unit = "example"
 
     @abstractmethod
     def scaling(self, plan: ReleasePlan) -> Scaling:
