@@ -157,6 +157,30 @@ def named(known: Mapping[str, Any], name: str, what: str) -> Any:
     raise ConfigError(f"unknown {what} {name!r}; {alternatives(name, known, OWN)}")
 
 
+def named_function(known: Mapping[str, Any], name: str, what: str, form: str, *arguments: Any) -> Any:
+    """The function that a recipe's value names, as by `named`.
+
+    Args:
+        known: see `named`.
+        name: see `named`.
+        what: see `named`.
+        form: the function's arguments and result, for the message.
+        arguments: arguments that it must take.
+
+    Raises:
+        ConfigError: the object is not such a function, or as in `named`.
+
+    >>> named_function({}, "math:pi", "schedule", "(round, rounds) -> factor", 1, 2)
+    Traceback (most recent call last):
+    fedlgm.errors.ConfigError: schedule 'math:pi' must be a function (round, rounds) -> factor: it is not a function
+    """
+    found = named(known, name, what)
+    wrong = misfit(found, *arguments) if callable(found) else "it is not a function"
+    if wrong:
+        raise ConfigError(f"{what} {name!r} must be a function {form}: {wrong}")
+    return found
+
+
 def is_bundled(found: object) -> bool:
     """Whether an object's class belongs to this package and not to a user.
 
