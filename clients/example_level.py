@@ -21,7 +21,7 @@ from fedlgm.example_level.trainer import (
     ExampleTrainer,
     batch_keys,
     digest_of,
-    local_steps_together,
+    local_steps,
     poisson_rows,
 )
 from fedlgm.keys import KeyRing
@@ -67,7 +67,7 @@ class ExampleSteps(Contributions):
         settings, backend = self._work.settings, self.numerics.noise_backend
         with torch_threads(self.numerics.threads):
             for group in self._groups(clients, plan):
-                made = local_steps_together(self._trainer, settings, model, group, plan, keys.noise, round_, backend)
+                made = local_steps(self._trainer, settings, model, group, plan, keys.noise, round_, backend)
                 for own, (update, name) in zip(group, made, strict=True):
                     yield Noised(own.client, update, name, plan)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from fedlgm.devices import Numerics
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import SharedUnit
 from fedlgm.release import local_release
 
 
@@ -84,7 +85,7 @@ class Contributions(ABC):
         answers: the auxiliary queries that clients answer from their data, by name.
     """
 
-    of: Literal["user"] | None = None
+    of: SharedUnit | None = None
     answers: frozenset[str] = frozenset()
 
     def __init__(self, numerics: Numerics | None = None) -> None:

@@ -13,7 +13,7 @@ from fedlgm.extension import named_arguments, sealed
 from fedlgm.noised_by import NoisedBy
 from fedlgm.noised_by import get as noised_by
 from fedlgm.noised_in_shares import Shares
-from fedlgm.privacy.guarantee import Relation, Trust
+from fedlgm.privacy.guarantee import Relation, SharedUnit, Trust
 from fedlgm.process import OneMechanism, Process
 from fedlgm.run_rules import Settings
 
@@ -60,12 +60,12 @@ class Sampling:
     population: int
     rate: float
     separation: int | None = None
-    of: Literal["user"] | None = field(default=None, repr=False)
+    of: SharedUnit | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_known("sampling scheme", self.scheme, Scheme)
-        if self.of not in (None, "user"):
-            raise ConfigError(f"unknown participants {self.of!r}; known: 'user', or None for clients and examples")
+        if self.of is not None:
+            check_known("unit of several clients", self.of, SharedUnit)
         check_count("the population", self.population)
         check_rate(rate=self.rate)
         if self.scheme in ("fixed", "min-separation") and abs(self.expected - round(self.expected)) > _ROUNDING:

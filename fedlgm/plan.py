@@ -166,7 +166,7 @@ class ReleasePlan:
                 "local steps sample a client's examples, which amplifies nothing if whole updates are bounded: such "
                 "a plan needs bounded_by = 'trainer'"
             )
-        if facts.sampling.of == "user" and self.bounded_by == "trainer":
+        if facts.sampling.of is not None and self.bounded_by == "trainer":
             raise PrivacyError(
                 "the sampling draws users with all of their data, but a trainer bounds single examples: bound whole "
                 "updates, or leave of = 'user' out of the sampling to protect examples"

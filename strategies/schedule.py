@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strategies.server_optimizer import ServerStep, restore, state_of
+from strategies.server_optimizer import ResumableStep
 
 _ROUND = "schedule.round"
 
@@ -31,7 +31,7 @@ class Scheduled:
         [1.5]
     """
 
-    def __init__(self, step: ServerStep, factors: np.ndarray) -> None:
+    def __init__(self, step: ResumableStep, factors: np.ndarray) -> None:
         self.inner, self._factors, self._round = step, factors, 0
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
@@ -42,9 +42,9 @@ class Scheduled:
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for a checkpoint."""
-        return {**state_of(self.inner), _ROUND: torch.tensor([self._round])}
+        return {**self.inner.state(), _ROUND: torch.tensor([self._round])}
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
         """Continue from a checkpoint's state."""
         self._round = int(state[_ROUND])
-        restore(self.inner, model, {name: value for name, value in state.items() if name != _ROUND})
+        self.inner.restore(model, {name: value for name, value in state.items() if name != _ROUND})

@@ -37,7 +37,27 @@ class ServerStep(Protocol):
         ...
 
 
-def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
+class ResumableStep(ServerStep, Protocol):
+    """A step whose state is kept in checkpoints.
+
+    Example:
+        >>> first, model, mean = ServerOptimizer("momentum", 1.0), torch.zeros(1), torch.ones(1)
+        >>> model, again = first.step(model, mean), ServerOptimizer("momentum", 1.0)
+        >>> again.restore(model, first.state())
+        >>> torch.equal(again.step(model, mean), first.step(model, mean))
+        True
+    """
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors for a checkpoint; none for a step without state."""
+        ...
+
+    def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
+        """Continue from a checkpoint's global model [D] and `state`."""
+        ...
+
+
+def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
     """A server step.
 
     Args:
@@ -166,35 +186,6 @@ def require_finite(model: Tensor, round: int) -> None:
             "are NaN or infinite; start a new run with smaller steps: a smaller server learning rate "
             "(federation.server_lr), training.lr or mechanism.bound, or another server optimizer"
         )
-
-
-def state_of(step: ServerStep) -> dict[str, Tensor]:
-    """State tensors of a server step for a checkpoint; none for a step without `state`.
-
-    Example:
-        >>> state_of(ServerOptimizer("sgd", 1.0))  # plain averaging keeps nothing
-        {}
-    """
-    return step.state() if hasattr(step, "state") else {}
-
-
-def restore(step: ServerStep, model: Tensor, state: dict[str, Tensor]) -> None:
-    """Continue from a checkpoint's state; a step without `restore` starts with a fresh state.
-
-    Args:
-        step: the server step, changed in place.
-        model: the global model [D] at the checkpoint.
-        state: the result of `state_of`.
-
-    Example:
-        >>> first, model, mean = ServerOptimizer("momentum", 1.0), torch.zeros(1), torch.ones(1)
-        >>> model, again = first.step(model, mean), ServerOptimizer("momentum", 1.0)
-        >>> restore(again, model, state_of(first))
-        >>> torch.equal(again.step(model, mean), first.step(model, mean))
-        True
-    """
-    if hasattr(step, "restore"):
-        step.restore(model, state)
 
 
 @named_arguments

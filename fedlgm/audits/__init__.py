@@ -9,7 +9,7 @@
 `fedlgm.audits.bounds` (for counted guesses) and `fedlgm.audits.gaussian_scores` state each bound's assumptions.
 """
 
-from fedlgm.audits.audit import Audit, OwnAudit, register, watch
+from fedlgm.audits.audit import Audit, OwnAudit, register, reported_of, watch
 from fedlgm.audits.canaries import Canaries, ReleaseObserver
 from fedlgm.audits.distinguisher import audit_release
 from fedlgm.audits.one_run import audit_record
@@ -36,5 +36,6 @@ __all__ = [
     "audit_record",
     "audit_release",
     "register",
+    "reported_of",
     "watch",
 ]

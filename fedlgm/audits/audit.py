@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import torch
 
@@ -22,7 +22,7 @@ from fedlgm.audits.result import AuditResult, Method, Reported
 from fedlgm.audits.scores import CONFIDENCE, check_confidence
 from fedlgm.audits.subject import Subject
 from fedlgm.errors import ConfigError
-from fedlgm.extension import misfit, named, named_arguments, users_code
+from fedlgm.extension import named_arguments, named_function, users_code
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.registration import enter, registers
@@ -138,7 +138,7 @@ class Audit:
 
 
 OwnAudit = Callable[[Subject, Audit, Progress | None], AuditResult]
-"""(subject, settings, progress) -> findings of the audit; `Reported.audited` makes the result."""
+"""(subject, settings, progress) -> findings of the audit; `reported_of(...).audited` makes the result."""
 _METHODS: dict[str, OwnAudit | None] = dict.fromkeys(get_args(Method))  # None: the library's own
 
 
@@ -168,13 +168,11 @@ def register(name: str, audit: OwnAudit) -> None:
 
 def _own(name: str) -> OwnAudit | None:
     """A registered audit, or the one that a reference names; None for the library's methods."""
-    found: Any = named(_METHODS, name, "audit method")
-    if found is None:
+    if name in get_args(Method):
         return None
-    wrong = misfit(found, None, None, None) if callable(found) else "it is not a function"
-    if wrong:
-        raise ConfigError(f"audit {name!r} must be a function (subject, settings, progress) -> AuditResult: {wrong}")
-    return cast(OwnAudit, found)
+    form = "(subject, settings, progress) -> AuditResult"
+    found: OwnAudit = named_function(_METHODS, name, "audit method", form, None, None, None)
+    return found
 
 
 def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
@@ -268,4 +266,4 @@ def watch(
     return canaries.record()
 
 
-__all__ = ["Audit", "OwnAudit", "register", "watch", "watched_rounds"]
+__all__ = ["Audit", "OwnAudit", "register", "reported_of", "watch", "watched_rounds"]

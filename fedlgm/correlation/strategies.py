@@ -12,7 +12,7 @@ from fedlgm.correlation.correlation import Correlation, check_size
 from fedlgm.correlation.toeplitz import Reduce
 from fedlgm.correlation.workloads import Workload, as_workload
 from fedlgm.errors import ConfigError
-from fedlgm.extension import misfit, named, named_arguments, parameters_of, users_code
+from fedlgm.extension import named_arguments, named_function, parameters_of, users_code
 from fedlgm.registration import enter, registers
 
 Strategy = Callable[..., Correlation]
@@ -116,10 +116,7 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
 
 
 def _find(name: str) -> Strategy:
-    found: Strategy = named(_STRATEGIES, name, "correlation")
-    wrong = misfit(found, 1) if callable(found) else "it is not a function"
-    if wrong:
-        raise ConfigError(f"correlation {name!r} must be a function (rounds, **options) -> Correlation: {wrong}")
+    found: Strategy = named_function(_STRATEGIES, name, "correlation", "(rounds, **options) -> Correlation", 1)
     return found
 
 

@@ -252,64 +252,35 @@ def local_steps(
     trainer: ExampleTrainer,
     settings: LocalTraining,
     model: Tensor,
-    data: tuple[Inputs, Tensor, bytes],
-    plan: ReleasePlan,
-    keys: KeyRing,
-    round: int,
-    client: int,
-    backend: NoiseBackend = "cpu",
-) -> tuple[Tensor, str]:
-    """A client's round of private steps; each samples a Poisson batch, bounds it, adds noise and moves the model.
-
-    The result is a function only of the steps' noisy sums. By the composition of `plan.event` it is therefore private
-    for the client's examples, under adding or removing one of them. A client without data makes the same steps.
-    `clients.example_level.ExampleSteps` calls this function; docs/how-to/example-level.md has a run.
-
-    Args:
-        trainer: trainer for the plan's layers.
-        settings: optimizer, learning rate and momentum of the steps.
-        model: the global model [D].
-        data: the client's inputs [n, ...], targets [n, ...] and `digest_of` them.
-        plan: the round's plan, with `facts.steps`.
-        keys: the client's ring, derived from everything that determines the release except the data.
-        round: round number.
-        client: the client's number.
-        backend: see `release`.
-
-    Returns:
-        The private update [plan.size] float64 (the released layers' change, then the mean answer to each auxiliary
-        query) within the public caps of `upload_caps`, and the name of its noise for the client's record of releases.
-
-    Raises:
-        ConfigError: the plan has no local steps.
-    """
-    examples = [Examples(client, *data)]
-    return local_steps_together(trainer, settings, model, examples, plan, keys, round, backend)[0]
-
-
-def local_steps_together(
-    trainer: ExampleTrainer,
-    settings: LocalTraining,
-    model: Tensor,
     examples: Sequence[Examples],
     plan: ReleasePlan,
     keys: KeyRing,
     round: int,
     backend: NoiseBackend = "cpu",
 ) -> list[tuple[Tensor, str]]:
-    """`local_steps` of several clients, which take each step in turn: the result for each is what it would be alone.
+    """Clients' rounds of private steps; each step samples a Poisson batch, bounds it, adds noise and moves the model.
 
-    A step consists of many small pieces of work, and each costs half as much if it is done several times in a row.
+    A client's result is a function only of its own steps' noisy sums. By the composition of `plan.event` it is
+    therefore private for the client's examples, under adding or removing one of them. A client without data makes the
+    same steps. `clients.example_level.ExampleSteps` calls this function; docs/how-to/example-level.md has a run.
+
+    The clients take each step in turn, and each result is what it would be alone: a step consists of many small pieces
+    of work, which cost half as much if they are done several times in a row.
 
     Args:
-        trainer: see `local_steps`.
-        settings: see `local_steps`.
-        model: see `local_steps`.
+        trainer: trainer for the plan's layers.
+        settings: optimizer, learning rate and momentum of the steps.
+        model: the global model [D].
         examples: the clients' examples.
-        plan: see `local_steps`.
-        keys: see `local_steps`.
-        round: see `local_steps`.
+        plan: the round's plan, with `facts.steps`.
+        keys: the clients' ring, derived from everything that determines the releases except the data.
+        round: round number.
         backend: see `release`.
+
+    Returns:
+        For each client the private update [plan.size] float64 (the released layers' change, then the mean answer to
+        each auxiliary query) within the public caps of `upload_caps`, and the name of its noise for the client's record
+        of releases.
 
     Raises:
         ConfigError: the plan has no local steps.

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedlgm import allocation
-from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension import is_reference, load_object, named_arguments
+from fedlgm.errors import ConfigError
+from fedlgm.extension import is_reference, load_object, named, named_arguments
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
@@ -25,6 +25,7 @@ from fedlgm.mechanisms.base import (
     UsesPrivateSums,
     UsesPrivateUpdates,
     code_of,
+    rule_hint,
 )
 from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD, PlainSGD, PublishedDPSGD
 from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
@@ -73,7 +74,9 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
     """
     for known in filter(None, (kind, published)):
         if not (isinstance(known, type) and issubclass(known, Mechanism)):
-            raise ConfigError(f"a mechanism must be a class derived from fedlgm.Mechanism, got {known!r}")
+            raise ConfigError(
+                f"a mechanism must be a class derived from fedlgm.Mechanism, got {known!r}{rule_hint(known)}"
+            )
         if known.unit == "example" and not issubclass(known, BoundsExamples):
             raise ConfigError(f"a mechanism of unit 'example' must also be derived from BoundsExamples, got {known!r}")
     _enter(name, {"sound": kind, **({"published": published} if published else {})})
@@ -204,12 +207,8 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
 def _variants(name: str) -> _Variants:
     if is_reference(name):
         return {"sound": name}
-    known = _known()
-    if not isinstance(name, str) or name not in known:
-        raise ConfigError(
-            f"unknown mechanism {name!r}; {alternatives(name, known, 'your own as package.module:Class')}"
-        )
-    return known[name]
+    found: _Variants = named(_known(), name, "mechanism")
+    return found
 
 
 __all__ = [

@@ -15,10 +15,10 @@ import numpy as np
 
 from fedlgm import clipping
 from fedlgm.allocation import spread
-from fedlgm.errors import ConfigError, check_fraction, check_positive
+from fedlgm.errors import ConfigError, check_fraction
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism
+from fedlgm.mechanisms.base import Bounded
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.transcript import Transcript
@@ -27,7 +27,7 @@ _PROVEN = "every contribution is bounded, then noised; the noise's split over th
 
 
 @dataclass(frozen=True)
-class AdaptiveAllocation(Mechanism):
+class AdaptiveAllocation(Bounded):
     """EqClip bounds s_j = S / sqrt(K), and noise that moves slowly towards the layers' root mean square weights.
 
     With x the last released model and d_j the size of layer j, the target of the shares is
@@ -60,13 +60,11 @@ class AdaptiveAllocation(Mechanism):
         (2.0, 1.5)
     """
 
-    bound: float = 1.0
     memory: float = 0.9
     span: float = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, bound=self.bound)
         check_fraction(self.name, memory=self.memory)
         if not (np.isfinite(self.span) and self.span >= 1):
             raise ConfigError(f"{self.name}: span must be finite and at least 1, got {self.span}")

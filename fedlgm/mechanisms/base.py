@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -61,7 +62,7 @@ class Mechanism:
 
     unit: ClassVar[Unit] = "client"
     """Unit whose data a neighbour changes: "client" (the sum bounds each client's update), or "example" (the trainer
-    bounds every example's gradient; such a mechanism also has `scaling`, see `BoundsExamples`)."""
+    bounds every example's gradient, as that of each class derived from `BoundsExamples` does)."""
 
     name: str
 
@@ -160,6 +161,12 @@ class BoundsExamples(ABC):
         (True, 'trainer', 0.5)
     """
 
+    unit: ClassVar[Unit]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.unit = "example"
+
     @abstractmethod
     def scaling(self, plan: ReleasePlan) -> Scaling:
         """Scaling of the gradients of a step's examples, within the plan's bounds; pure, like the plan.
@@ -254,9 +261,14 @@ def require_mechanism(found: Any) -> Mechanism:
         what = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
         raise ConfigError(
             f"a mechanism must be an object of a dataclass derived from fedlgm.Mechanism, made with its name, as in "
-            f"InverseSize('inverse-size'); got {what}"
+            f"InverseSize('inverse-size'); got {what}{rule_hint(found)}"
         )
     return found
+
+
+def rule_hint(found: object) -> str:
+    """The end of a message about something that is no mechanism: where to register it, if it may be a rule."""
+    return "; fedlgm.allocation.register gives an allocation rule a name" if inspect.isfunction(found) else ""
 
 
 def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:

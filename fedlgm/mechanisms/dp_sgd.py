@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,10 +21,10 @@ from fedlgm.errors import ConfigError, check_known
 from fedlgm.example_level.scaling import LEAST_STABILISER, PSAC, AutoS, FlatClip, PerLayerClip, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Bounded, BoundsExamples
-from fedlgm.mechanisms.layerwise_gaussian import LayerwiseGaussian, NoPrivacy, PublishedMedClip, published
+from fedlgm.mechanisms.base import BoundsExamples
+from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip, published
 from fedlgm.plan import ReleasePlan
-from fedlgm.privacy.guarantee import Guarantee, Unit
+from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.transcript import Transcript
 
 _PROVEN = "every example's gradient is bounded before noise of a public scale is added to the sum of a Poisson batch"
@@ -88,8 +88,6 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
 
     style: str = "flat"
     allocation: str = "uniform"
-
-    unit: ClassVar[Unit] = "example"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,8 +177,6 @@ class PlainSGD(NoPrivacy, BoundsExamples):
         ([inf], [0.0], False)
     """
 
-    unit: ClassVar[Unit] = "example"
-
     def table(self, layers: LayerTable) -> LayerTable:
         """All layers merged into one."""
         return layers.merged()
@@ -196,7 +192,7 @@ class PlainSGD(NoPrivacy, BoundsExamples):
 
 
 @dataclass(frozen=True)
-class _Normalised(Bounded, BoundsExamples):
+class _Normalised(FlatGaussian, BoundsExamples):
     """The whole gradient of an example is scaled to a length below C; one noise scale.
 
     Attributes:
@@ -206,16 +202,10 @@ class _Normalised(Bounded, BoundsExamples):
 
     stabiliser: float = 0.01
 
-    unit: ClassVar[Unit] = "example"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (math.isfinite(self.stabiliser) and self.stabiliser >= LEAST_STABILISER):
             raise ConfigError(f"{self.name}: stabiliser must be at least {LEAST_STABILISER:g}, got {self.stabiliser}")
-
-    def table(self, layers: LayerTable) -> LayerTable:
-        """All layers merged into one."""
-        return layers.merged()
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every step."""

@@ -46,7 +46,6 @@ from fedlgm.mechanisms.lm_dp_sgd import (
     risk_weights,
 )
 from fedlgm.plan import ReleasePlan
-from fedlgm.privacy.guarantee import Unit
 from fedlgm.queries import LayerStrength, NoisyQuery, beside_layers
 from fedlgm.transcript import Transcript
 
@@ -75,8 +74,6 @@ class _Reweighting(Bounded, BoundsExamples):
 
     error_rates: Sequence[float] = ()
     emphasis: float = 1.0
-
-    unit: ClassVar[Unit] = "example"
 
     def __post_init__(self) -> None:
         super().__post_init__()

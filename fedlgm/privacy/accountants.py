@@ -98,7 +98,7 @@ class RenyiAccountant(RdpAccountant):
         return super()._maybe_compose(event, count, do_compose)
 
 
-def accountant_of(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accounting.PrivacyAccountant:
+def new_accountant(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accounting.PrivacyAccountant:
     """An accountant for these events. A coarser grid errs on the safe side."""
     if name == SEARCHES:
         return RdpAccountant(orders=ORDERS)

@@ -31,7 +31,7 @@ from fedlgm.errors import (
     check_share,
 )
 from fedlgm.extension import named_arguments
-from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, SEARCHES, RenyiAccountant, accountant_of, quiet
+from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, SEARCHES, RenyiAccountant, new_accountant, quiet
 from fedlgm.privacy.events import decode, encode, gaussian_event, is_private, pure_epsilon, unfolded
 from fedlgm.privacy.gaussian import gaussian_epsilon
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
@@ -344,17 +344,17 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
 
 def _accounted(events: list[tuple[dp_event.DpEvent, int]], delta: float, accountant: str) -> float:
     try:
-        ledger = accountant_of(accountant, [event for event, _ in events])
+        composed = new_accountant(accountant, [event for event, _ in events])
         for event, count in events:
-            if not ledger.supports(event):
+            if not composed.supports(event):
                 other = "pld" if accountant == "rdp" else "rdp"
                 raise PrivacyError(
                     f"the {accountant} accountant cannot account for {event}; use accountant = {other!r}"
                 )
             with quiet():
-                ledger.compose(event, count)
+                composed.compose(event, count)
         with quiet():
-            return float(ledger.get_epsilon(delta))
+            return float(composed.get_epsilon(delta))
     except (OverflowError, ZeroDivisionError):  # hardly any noise: losses whose exponentials no double holds
         return math.inf
 

@@ -13,6 +13,8 @@ Status = Literal["proven", "conditional", "none"]
 Relation = Literal["add-remove", "replace-one", "zero-out"]
 Trust = Literal["central", "local", "distributed"]
 Unit = Literal["client", "example", "user"]
+SharedUnit = Literal["user"]
+"""Units whose data several clients hold; a round draws units, and all clients of one take part."""
 
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0, "zero-out": 1.0}
 """Number of one unit's bounds by which a sum moves, by neighbouring relation.

@@ -20,7 +20,7 @@ class _Proximal:
         super().__init__(*arguments, **options)
         self._mu = mu
 
-    def _adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
+    def adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
         gradient.add_(weights, alpha=self._mu).sub_(model, alpha=self._mu)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedlgm import extension
 from fedlgm.errors import ConfigError
 from fedlgm.extension import misfit, named, parameters_of, shown_name, users_code
 from fedlgm.registration import enter, registers
@@ -79,7 +80,7 @@ def register(name: str, sequential: MakesTrainer, vectorized: MakesTrainer | Non
         vectorized: see `TrainerKind`.
 
     Raises:
-        ConfigError: the name is taken.
+        ConfigError: the name is taken, or a maker cannot be called.
 
     Example:
         >>> register("fedprox", FedProx, VectorizedFedProx)  # as it is registered already
@@ -88,11 +89,13 @@ def register(name: str, sequential: MakesTrainer, vectorized: MakesTrainer | Non
             ...
         fedlgm.errors.ConfigError: there is a trainer 'fedprox' already: choose another name
     """
+    for make in filter(None, (sequential, vectorized)):
+        _check_maker(name, make)
     enter(_KINDS, name, TrainerKind(sequential, vectorized), "trainer")
 
 
 def options_of(trainer: str) -> tuple[str, ...]:
-    """Option names of a trainer, which are its maker's keywords except `device` and `task`.
+    """Option names of a trainer: its maker's parameters after module, layers and settings, except `device` and `task`.
 
     Raises:
         ConfigError: the trainer is unknown.
@@ -101,8 +104,9 @@ def options_of(trainer: str) -> tuple[str, ...]:
         >>> options_of("fedprox")
         ('mu',)
     """
-    found = parameters_of(_find(trainer).sequential)
-    return tuple(name for name, value in found.items() if value.kind is value.KEYWORD_ONLY and name not in _PASSED)
+    maker = _find(trainer).sequential
+    placed = [name for name, value in parameters_of(maker).items() if value.kind is value.POSITIONAL_OR_KEYWORD]
+    return extension.options_of(maker, (*placed[:3], *_PASSED))
 
 
 def get(trainer: str | MakesTrainer | None = None, **options: Any) -> TrainerKind:
@@ -134,17 +138,19 @@ def get(trainer: str | MakesTrainer | None = None, **options: Any) -> TrainerKin
 
 
 def _find(trainer: str | MakesTrainer) -> TrainerKind:
-    if isinstance(trainer, str):
-        found = named(_KINDS, trainer, "trainer")
-        if isinstance(found, TrainerKind):
-            return found
-        trainer = found
-    if not callable(trainer):
+    found = named(_KINDS, trainer, "trainer") if isinstance(trainer, str) else trainer
+    if isinstance(found, TrainerKind):
+        return found
+    _check_maker(trainer, found)
+    return TrainerKind(found)
+
+
+def _check_maker(trainer: str | MakesTrainer, maker: object) -> None:
+    if not callable(maker):
         raise ConfigError(
             f"trainer {shown_name(trainer)} must be a class or function (module, layers, settings, *, device, task) -> "
-            f"fedlgm.training.Trainer, got {type(trainer).__name__}"
+            f"fedlgm.training.Trainer, got {type(maker).__name__}"
         )
-    return TrainerKind(trainer)
 
 
 def _checked(trainer: str | MakesTrainer, maker: MakesTrainer, options: Mapping[str, Any]) -> MakesTrainer:

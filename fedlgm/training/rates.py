@@ -9,7 +9,7 @@ from numbers import Real
 import numpy as np
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension import misfit, named, users_code
+from fedlgm.extension import named_function, users_code
 
 Schedule = Callable[[int, int], float]
 """(number from 1, count) of rounds or local steps -> factor of the learning rate."""
@@ -36,10 +36,7 @@ def factors(schedule: str, count: int, unit: str = "round") -> np.ndarray:
         >>> factors("linear", 4).tolist()
         [1.0, 0.75, 0.5, 0.25]
     """
-    made = named(_NAMED, schedule, "schedule")
-    wrong = misfit(made, 1, count) if callable(made) else "it is not a function"
-    if wrong:
-        raise ConfigError(f"schedule {schedule!r} must be a function ({unit}, {unit}s) -> factor: {wrong}")
+    made = named_function(_NAMED, schedule, "schedule", f"({unit}, {unit}s) -> factor", 1, count)
     found = []
     for number in range(1, count + 1):
         with users_code(f"schedule {schedule!r}", made):

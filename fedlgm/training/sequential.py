@@ -79,7 +79,7 @@ class SequentialTrainer:
         with nullcontext() if stack else seeded(task.seed(), self._device):
             for rows in (rows for order in orders for rows in order.split(settings.batch_size)):
                 differentiate(x, y, rows)
-                self._adjust_(self._gradient, self._weights, model)
+                self.adjust_(self._gradient, self._weights, model)
                 if trained is not None:
                     self._gradient.mul_(trained)
                 if settings.gradient_clip is not None:
@@ -108,8 +108,16 @@ class SequentialTrainer:
         """A fresh optimizer for the `steps` steps of one client."""
         return FlatOptimizer.of(self._settings, self._weights)
 
-    def _adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
-        """Change a step's gradient in place, for local objectives other than the loss, such as FedProx."""
+    def adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
+        """Change a step's gradient [D] in place, for local objectives other than the loss; does nothing here.
+
+        Subclasses override it, such as `FedProx`.
+
+        Args:
+            gradient: gradient of the batch's loss, before `gradient_clip`.
+            weights: the client's weights.
+            model: the global model.
+        """
 
 
 class Autograd:

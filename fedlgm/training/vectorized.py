@@ -130,7 +130,7 @@ class VectorizedTrainer:
         for step in range(schedule.steps):
             gradients = self._call(parameters, *schedule.batch(step))
             torch.cat([gradients[name].flatten(1) for name in parameters], dim=1, out=gradient)
-            self._adjust_(gradient, weights, model)
+            self.adjust_(gradient, weights, model)
             if trained is not None:
                 gradient.mul_(trained)
             self._clip_(gradient)
@@ -168,7 +168,7 @@ class VectorizedTrainer:
         self._proven = True
         return gradients
 
-    def _adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
+    def adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
         """Change the gradients [width, D] of a step in place; see `SequentialTrainer`."""
 
     def _clip_(self, gradient: Tensor) -> None:

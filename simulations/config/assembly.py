@@ -43,9 +43,8 @@ from simulations.config.messages import in_section
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.config.spent import method_beside, require_planned
-from strategies import ServerStep
 from strategies.schedule import Scheduled
-from strategies.server_optimizer import OwnStep
+from strategies.server_optimizer import OwnStep, ResumableStep
 
 _PROBED = 8  # public examples on which a user's own model is tried before anything is written
 
@@ -301,7 +300,7 @@ class Assembly:
         else:
             try_clients(module, updates, self.task, x, y, owner)
 
-    def server_optimizer(self) -> ServerStep:
+    def server_optimizer(self) -> ResumableStep:
         """The server's step, afresh."""
         federation = self.recipe.federation
         with prefix_key("federation.server_optimizer"):

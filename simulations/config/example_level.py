@@ -18,8 +18,7 @@ from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.mechanisms import Mechanism
 from fedlgm.privacy.guarantee import Relation, Unit
 from simulations.config.unit import UnitKind
-from strategies import ServerStep
-from strategies.server_optimizer import ServerOptimizer, server_step
+from strategies.server_optimizer import ResumableStep, ServerOptimizer, server_step
 
 if TYPE_CHECKING:
     from simulations.config.assembly import Assembly
@@ -134,7 +133,7 @@ class ExampleLevel(UnitKind):
         """See `UnitKind.examples`."""
         return list(partition.order[:, None])
 
-    def server_step(self, recipe: Recipe, own: Any) -> ServerStep:
+    def server_step(self, recipe: Recipe, own: Any) -> ResumableStep:
         """A step on the noisy mean gradient with the settings of [training], if a round is a step."""
         training, named = recipe.training, own
         if not self.counts_examples(recipe):

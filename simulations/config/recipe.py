@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
@@ -86,7 +86,7 @@ class Recipe(Section):
                     section.build()
         if not is_object(self.mechanism.name):
             self.check_mechanism(mechanisms.unit_of(self.mechanism.name))
-        if self.federation.users is not None and not self.protects.of_users:
+        if self.federation.users is not None and self.protects.of is None:
             raise ConfigError("federation.users is for privacy.unit = 'user': set it, or leave federation.users out")
         self.protects.check(self)
         return self
@@ -138,15 +138,14 @@ class Recipe(Section):
         """
         federation, privacy = self.federation, self.privacy
         scheme, share = federation.sampling, federation.share
-        of: Literal["user"] | None = None if federation.users is None else "user"
         if scheme in ("poisson", "fixed"):
-            return Sampling(scheme, federation.participants, share, of=of)
+            return Sampling(scheme, federation.participants, share, of=self.protects.of)
         separation = privacy.min_separation
         if separation is None and scheme == "grouped-poisson":
             separation = privacy.bands
         if separation is None:
             separation = max(1, int(1 / share + 1e-6))
-        return Sampling(scheme, federation.participants, share, separation, of)
+        return Sampling(scheme, federation.participants, share, separation, self.protects.of)
 
     @property
     def noise(self) -> Correlation | None:

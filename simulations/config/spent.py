@@ -113,6 +113,6 @@ def _remedy(plan: ReleasePlan) -> str:
     unit = plan.guarantee.unit
     if plan.facts.relation != _RELATION:
         return f"runs under {_RELATION} count statistics (federation.sampling = 'poisson')"
-    if unit == "user":
+    if plan.facts.sampling.of is not None:
         return "standardise with public figures, or protect clients (privacy.unit = 'client')"
     return f"standardise with unit={unit!r}"

@@ -12,9 +12,8 @@ from clients import LocalWork
 from fedlgm.data import Partition
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.mechanisms import Mechanism
-from fedlgm.privacy.guarantee import Relation, Unit
-from strategies import ServerStep
-from strategies.server_optimizer import server_step
+from fedlgm.privacy.guarantee import Relation, SharedUnit, Unit
+from strategies.server_optimizer import ResumableStep, server_step
 
 if TYPE_CHECKING:
     from simulations.config.assembly import Assembly
@@ -32,14 +31,14 @@ class UnitKind:
         flat: the mechanism with the same noise in every coordinate.
         mechanisms: unit for which its mechanisms are made.
         redraws: whether a repeated round may draw different participants.
-        of_users: whether a unit is a user with all of the user's clients.
+        of: the unit if each has several clients, see `Sampling.of`; None otherwise.
     """
 
     verb: str
     flat: str
     mechanisms: Unit = "client"
     redraws = True
-    of_users = False
+    of: SharedUnit | None = None
 
     def check(self, recipe: Recipe) -> None:
         """Refuse settings that do not fit together.
@@ -84,7 +83,7 @@ class UnitKind:
         """
         return facts.with_multiplier(mechanism.calibrate(facts))
 
-    def server_step(self, recipe: Recipe, own: Any) -> ServerStep:
+    def server_step(self, recipe: Recipe, own: Any) -> ResumableStep:
         """The server's step.
 
         Args:

@@ -25,7 +25,7 @@ class UserLevel(ClientLevel):
     """
 
     verb = "bounds whole users"
-    of_users = True
+    of = "user"
 
     def check(self, recipe: Recipe) -> None:
         """See `UnitKind.check`."""

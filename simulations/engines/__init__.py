@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension import load_object, named, shown_name
+from fedlgm.extension import load_object, misfit, named, shown_name
 from fedlgm.registration import enter, registers
 from simulations.engines.base import Engine, EngineOptions, GridEngine
 
@@ -42,7 +42,7 @@ def register(name: str, make: Callable[[EngineOptions], Engine]) -> None:
         make: the engine's class, or a function of the caller's options.
 
     Raises:
-        ConfigError: the name is taken.
+        ConfigError: the name is taken, or `make` cannot be called.
 
     Example:
         >>> from simulations.engines.local import LocalEngine
@@ -50,6 +50,8 @@ def register(name: str, make: Callable[[EngineOptions], Engine]) -> None:
         >>> get("in-process").name
         'local'
     """
+    if not callable(make):
+        raise ConfigError(f"engine {name!r}: it must be a class or function of the options, got {make!r}")
     enter(_ENGINES, name, make, "engine")
 
 
@@ -77,9 +79,11 @@ def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
     found = engine if callable(engine) else named(_ENGINES, engine, "engine")
     if isinstance(found, str):
         found = load_object(found, "engine")
+    label = f"engine {shown_name(engine)}"
+    wrong = misfit(found, asked) if callable(found) else ""
+    if wrong:
+        raise ConfigError(f"{label} is made from its options alone: {wrong}")
     made = found(asked) if callable(found) else found
     if not isinstance(made, Engine):
-        raise ConfigError(
-            f"{shown_name(found)} is not an engine: it returns an object of type {type(made).__name__}, not an `Engine`"
-        )
+        raise ConfigError(f"{label} is of type {type(made).__name__}, not an `Engine`")
     return made

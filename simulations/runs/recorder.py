@@ -18,8 +18,8 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.rows import Figures, OnRound, RoundRow, private_row, released_figures, round_row
 from simulations.runs.stopping import Patience, StoppedEarly, reported_epsilon, reported_rounds
 from simulations.runs.trackers import Trackers
-from strategies import RoundRecord, ServerStep
-from strategies.server_optimizer import state_of
+from strategies import RoundRecord
+from strategies.server_optimizer import ResumableStep
 
 _IN_FLIGHT = 2  # rounds that may wait for their evaluation: it must not fall behind without bound
 
@@ -43,7 +43,7 @@ class Recorder:
         self,
         assembly: Assembly,
         folder: RunFolder,
-        optimizer: ServerStep,
+        optimizer: ResumableStep,
         progress: OnRound | None = None,
         abandoned: int = 0,
         trackers: Trackers | None = None,
@@ -60,7 +60,7 @@ class Recorder:
 
     def __call__(self, record: RoundRecord, transcript: Transcript) -> None:
         """Take over one finished round."""
-        self._finished = transcript, state_of(self._optimizer)
+        self._finished = transcript, self._optimizer.state()
         self._pending.append(self._thread.submit(self._record, record, *self._finished))
         evaluated = record.round % self._assembly.recipe.run.evaluate_every == 0
         while len(self._pending) > (0 if self._rule is not None and evaluated else _IN_FLIGHT):

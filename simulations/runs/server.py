@@ -31,7 +31,6 @@ from simulations.runs.stopping import StoppedEarly
 from simulations.runs.trackers import RunStart, Tracker, Trackers
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
 from strategies.nodes import Nodes
-from strategies.server_optimizer import restore
 
 TEST_MODE = "run.test_mode: real nodes run with a public seed: anyone who knows it can subtract all noise"
 
@@ -77,7 +76,7 @@ def serve(
         checkpoint = folder.checkpoints.latest(layers)
         transcript = assembly.start() if checkpoint is None else checkpoint.transcript
         if checkpoint is not None:
-            restore(optimizer, transcript.models[-1], checkpoint.optimizer)
+            optimizer.restore(transcript.models[-1], checkpoint.optimizer)
         _check_continued(assembly, folder, transcript)
         folder.truncate(transcript.rounds)
         folder.diverged.forget()

@@ -39,7 +39,7 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
     if len(protections) > 1:
         why = f"the runs protect different things ({'; '.join(sorted(protections))}), whose epsilons do not add up"
     elif len({job.recipe.protects.division(job.recipe) for job in done}) > 1:
-        who = "user" if any(job.recipe.protects.of_users for job in done) else "client"
+        who = next((of for job in done if (of := job.recipe.protects.of)), "client")
         why = f"a {who} holds different data in each partition or data set, so epsilons of one {who} do not add up"
     elif stopped:
         why = (

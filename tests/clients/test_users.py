@@ -20,6 +20,7 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing
 from fedlgm.training import SequentialTrainer
 from simulations.config import recipe as recipes
+from simulations.config.user_level import UserLevel
 
 USERS = ((0,), (1, 4, 5), (2, 3))
 CLIP = [0.5, 0.25]
@@ -165,3 +166,12 @@ def test_real_nodes_refuse_it() -> None:
     recipe = recipes.load("digits", [*USER, "federation.users=4"])
     with pytest.raises(ConfigError, match="a real node sees only its own"):
         recipe.protects.check_nodes()
+
+
+def test_what_is_drawn_is_the_unit_of_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A further unit of several clients would otherwise have run with guarantees for users."""
+    recipe = recipes.load("digits", ["privacy.unit=user", "federation.users=100"])
+    assert recipe.sampling.of == "user"
+    monkeypatch.setattr(UserLevel, "of", "household")
+    with pytest.raises(ConfigError, match="unknown unit of several clients 'household'; known: user"):
+        _ = recipe.sampling

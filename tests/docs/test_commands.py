@@ -143,6 +143,12 @@ def small_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         yield
 
 
+def test_the_page_of_commands_names_every_command() -> None:
+    page = (ROOT / "docs" / "how-to" / "command-line.md").read_text(encoding="utf-8")
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert [name for name in known if not re.search(rf"fedlgm {name}\b", page)] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", [file for file in RECIPES if recipe_commands(file)], ids=lambda file: file.stem)
 def test_the_commands_of_a_recipe_run(file: Path, small_sets: None) -> None:

@@ -84,6 +84,7 @@ def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pyte
             "own-model",
             "own-data",
             "own-task",
+            "extend",
             "text",
             "layer-risk",
             "tune",

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import cloudpickle
+import numpy as np
 import pytest
 
 from fedlgm import allocation, correlation, mechanisms
+from fedlgm.audits import Subject
 from fedlgm.errors import ConfigError
 from fedlgm.registration import registered
 from fedlgm.training import kinds
-from simulations.config.own import Own
+from simulations.config.own import Own, own_of
 
 CELL = """
 from dataclasses import dataclass
@@ -88,3 +90,15 @@ def test_an_own_object_brings_the_names_into_another_process(tmp_path: Path) -> 
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == f"True {Own()}\n"
+
+
+def test_an_allocation_rule_in_place_of_a_mechanism_leads_to_its_registration() -> None:
+    def rule(s: np.ndarray, d: np.ndarray) -> np.ndarray:
+        return d
+
+    how = "fedlgm.allocation.register gives an allocation rule a name"
+    for refused in (lambda: own_of({"mechanism": rule}).into({}), lambda: mechanisms.register("a-rule", rule)):
+        with pytest.raises(ConfigError, match=how):
+            refused()
+    with pytest.raises(ConfigError, match="mechanism '<rule>' is an object: register it and pass its name"):
+        Subject.of(rule)

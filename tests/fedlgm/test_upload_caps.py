@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedlgm import mechanisms
-from fedlgm.example_level.trainer import ExampleTrainer, digest_of, local_steps
+from fedlgm.example_level.trainer import Examples, ExampleTrainer, digest_of, local_steps
 from fedlgm.facts import LocalSteps, LocalTraining, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -36,8 +36,8 @@ def uploaded(count: int, training: LocalTraining, noise: float = 1.0, batch: flo
     plan = mechanism.plan(layers, facts, Transcript.start(layers.flatten(module)))
     x, y = torch.ones(count, 6), torch.zeros(count, dtype=torch.int64)
     trainer = ExampleTrainer(module, layers, mechanism)
-    data = (x, y, digest_of(x, y))
-    change, _ = local_steps(trainer, training, layers.flatten(module), data, plan, KeyRing.from_seed(None), 1, 0)
+    clients = [Examples(0, x, y, digest_of(x, y))]
+    ((change, _),) = local_steps(trainer, training, layers.flatten(module), clients, plan, KeyRing.from_seed(None), 1)
     norms = [float(piece.norm()) for piece in change.split([part.size for part in plan.parts])]
     return np.array(norms), upload_caps(plan), plan
 

@@ -103,6 +103,8 @@ def test_an_audit_of_ones_own_decides_beside_the_checks(outside, tmp_path):
         Audit(method=f"{outside}:wrong").mechanism(Subject.of("uniform", rounds=2))
     with pytest.raises(ConfigError, match="unknown audit method 'prob'; did you mean 'probe'"):
         Audit(method="prob")
+    with pytest.raises(ConfigError, match="audit method '<print>' is an object: register it and pass its name"):
+        Audit(method=print)  # type: ignore[arg-type]
 
 
 class Network(torch.nn.Module):

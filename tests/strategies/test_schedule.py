@@ -15,7 +15,6 @@ from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from strategies import ServerOptimizer
 from strategies.schedule import Scheduled
-from strategies.server_optimizer import restore, state_of
 
 SHORT = ["federation.clients=10", "federation.rate=0.5", "federation.rounds=3", "privacy.delta=0.01"]
 MODULE = """
@@ -49,9 +48,9 @@ def test_a_schedule_is_that_optimizer_with_another_learning_rate_in_each_round(n
         model = scheduled.step(model, mean)
         step = server_step(name, 0.2 * factor, 0.9)
         if state:
-            restore(step, other, state)
+            step.restore(other, state)
         other = step.step(other, mean)
-        state = state_of(step)
+        state = step.state()
         made.append((model, other))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in made)
 
@@ -60,7 +59,7 @@ def test_an_interrupted_schedule_goes_on_where_it_was():
     first = Scheduled(ServerOptimizer("momentum", 1.0), factors("linear", 4))
     model = first.step(first.step(torch.zeros(2), torch.ones(2)), torch.ones(2))
     second = Scheduled(ServerOptimizer("momentum", 1.0), factors("linear", 4))
-    restore(second, model, state_of(first))
+    second.restore(model, first.state())
     assert torch.equal(first.step(model, torch.ones(2)), second.step(model, torch.ones(2)))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, DivergedError
-from strategies.server_optimizer import restore, server_step, state_of
+from strategies.server_optimizer import server_step
 
 MODEL, MEAN = torch.zeros(3), torch.ones(3)
 
@@ -48,7 +48,7 @@ class TestWhatAUsersOwnRaises:
         with pytest.raises(ConfigError, match=r"^server optimizer '<Own>': .*\(test_server_optimizer.py, line \d+\)$"):
             server_step(Own(broken), 1.0, 0.0).step(MODEL, MEAN)
         step = server_step(Own(torch.add, broken), 1.0, 0.0)
-        for method in (lambda: state_of(step), lambda: restore(step, MODEL, {})):
+        for method in (lambda: step.state(), lambda: step.restore(MODEL, {})):
             with pytest.raises(ConfigError, match=r"^server optimizer '<Own>': .*test_server_optimizer.py"):
                 method()
 

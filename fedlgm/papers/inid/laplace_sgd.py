@@ -23,7 +23,6 @@ from fedlgm.mechanisms.base import Bounded, BoundsExamples
 from fedlgm.mechanisms.dp_sgd import example_plan
 from fedlgm.mechanisms.group_noise import GroupNoise
 from fedlgm.plan import ReleasePlan
-from fedlgm.privacy.guarantee import Unit
 from fedlgm.transcript import Transcript
 
 _PROVEN = (
@@ -67,8 +66,6 @@ class LaplaceSGD(Bounded, BoundsExamples):
     """
 
     rule: Literal["global", "inid", "spr", "iid"] = "inid"
-
-    unit: ClassVar[Unit] = "example"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ from clients.node.service import Service
 from clients.node.units import NodeExamples
 from fedlgm import frames, mechanisms, models, privacy
 from fedlgm.errors import LedgerError
-from fedlgm.example_level.trainer import ExampleTrainer, digest_of, local_steps
+from fedlgm.example_level.trainer import Examples, ExampleTrainer, digest_of, local_steps
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -145,9 +145,9 @@ def test_sums_are_exact_if_either_side_says_so(tmp_path, by):
         module = models.build("logistic", in_shape=nodes.SHAPE, classes=nodes.CLASSES)
         table = mechanism.table(LayerTable.from_module(module))
         trainer = ExampleTrainer(module, table, mechanism, exact_sums=exact)
-        examples = data.x, data.y, digest_of(data.x, data.y)
-        settings, client = request.work.local(), folder.policy().node.client
-        made[exact] = local_steps(trainer, settings, nodes.MODEL, examples, request.plan, keys, 1, client)[0].numpy()
+        clients = [Examples(folder.policy().node.client, data.x, data.y, digest_of(data.x, data.y))]
+        ((update, _),) = local_steps(trainer, request.work.local(), nodes.MODEL, clients, request.plan, keys, 1)
+        made[exact] = update.numpy()
     assert (found == made[by != "nobody"]).all()
     assert not (made[True] == made[False]).all()
 

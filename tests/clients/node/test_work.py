@@ -24,7 +24,7 @@ from clients.node.work import Work, options_of
 from fedlgm import frames, mechanisms, models, privacy
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.trainer import ExampleTrainer, digest_of, local_steps
+from fedlgm.example_level.trainer import Examples, ExampleTrainer, digest_of, local_steps
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -106,8 +106,8 @@ def test_a_node_carries_out_what_is_asked(tmp_path, case):
     data = node_data.read(folder.policy().data, folder.path)
     keys = KeyRing.from_seed(1).derive(WEIGHTS.numpy().tobytes(), text.encode())
     training = Work.parse(work(options), folder.policy()).local()
-    examples = data.x, data.y, digest_of(data.x, data.y)
-    expected, _ = local_steps(trainer, training, WEIGHTS, examples, one, keys, 1, folder.policy().node.client)
+    clients = [Examples(folder.policy().node.client, data.x, data.y, digest_of(data.x, data.y))]
+    ((expected, _),) = local_steps(trainer, training, WEIGHTS, clients, one, keys, 1)
     assert (found == expected.numpy()).all()
 
 

@@ -16,7 +16,6 @@ from fedlgm.example_level.trainer import (
     batch_keys,
     digest_of,
     local_steps,
-    local_steps_together,
     poisson_rows,
 )
 from fedlgm.facts import LocalSteps, LocalTraining, RunFacts, Sampling
@@ -47,7 +46,7 @@ def made(name="dp-sgd", facts=FACTS, **options) -> tuple[ExampleTrainer, Release
 
 def update(examples, keys=KEYS, round_=1, client=0, options=None, settings=FACTS.training):
     trainer, plan, start = made(**(options or {}))
-    return local_steps(trainer, settings, start, examples, plan, keys, round_, client)
+    return local_steps(trainer, settings, start, [Examples(client, *examples)], plan, keys, round_)[0]
 
 
 def test_the_same_request_on_the_same_data_is_the_same_release():
@@ -96,7 +95,7 @@ def test_a_client_without_examples_sends_noise_of_the_same_size():
 def test_layers_that_are_not_released_stay_where_they_are():
     options = {"style": "per-layer", "allocation": "max-snr-sum"}
     trainer, plan, start = made(**options)
-    change, _ = local_steps(trainer, FACTS.training, start, data(), plan, KEYS, 1, 0)
+    ((change, _),) = local_steps(trainer, FACTS.training, start, [Examples(0, *data())], plan, KEYS, 1)
     assert change.numel() == plan.size == int(plan.layers.sizes[plan.indices].sum())
     moved = trainer.weights - start
     for j, part in enumerate(plan.layers.split(moved)):
@@ -108,7 +107,7 @@ def test_answers_are_means_over_the_steps():
     options = {"style": "per-layer", "clip": "med", "norms": "quantile"}
     trainer, plan, start = made(**options)
     quiet = replace(plan, sigma=plan.sigma * 1e-6, queries=tuple(replace(noisy, sigma=1e-6) for noisy in plan.queries))
-    change, _ = local_steps(trainer, FACTS.training, start, data(), quiet, KEYS, 1, 0)
+    ((change, _),) = local_steps(trainer, FACTS.training, start, [Examples(0, *data())], quiet, KEYS, 1)
     answers = change[-2:].numpy() * STEPS.batch * STEPS.count * 2
     assert np.abs(answers - answers.round()).max() < 1e-3  # sums of halves
     assert np.abs(answers).max() <= 20 * STEPS.count
@@ -139,7 +138,7 @@ def test_clients_that_step_together_release_what_each_releases_alone(options, se
     ]
     trainer, plan, start = made(**options)
     for group in (clients, clients[::-1], clients[1:3]):
-        found = local_steps_together(trainer, settings, start, group, plan, keys, 2)
+        found = local_steps(trainer, settings, start, group, plan, keys, 2)
         for one, (change, name) in zip(group, found, strict=True):
             change_alone, of_alone = alone[[c.client for c in clients].index(one.client)]
             assert name == of_alone
@@ -152,6 +151,6 @@ def test_what_does_not_fit_is_refused():
     trainer, plan, start = made()
     central = replace(plan, facts=RunFacts(1.0, Sampling("poisson", 20, 0.5)))
     with pytest.raises(ConfigError, match="local steps need a plan"):
-        local_steps(trainer, FACTS.training, start, data(), central, KEYS, 1, 0)
+        local_steps(trainer, FACTS.training, start, [Examples(0, *data())], central, KEYS, 1)
     with pytest.raises(ConfigError, match="draws its examples by Poisson sampling"):
         made(facts=RunFacts(1.0, Sampling("poisson", 5, 1.0), "replace-one", "local", 3, max_participations=2))

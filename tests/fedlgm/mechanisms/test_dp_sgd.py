@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,13 +12,17 @@ import torch
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.central import train
+from fedlgm.example_level.scaling import FlatClip
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import BoundsExamples, Mechanism
+from fedlgm.mechanisms.dp_sgd import example_plan
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import UnprotectedPlan
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.queries import BelowShare
+from fedlgm.testing import check_mechanism
 from fedlgm.transcript import Transcript
 
 LAYERS = LayerTable.from_sizes({"a": 30, "b": 10, "c": 300})
@@ -97,3 +102,18 @@ def test_training(tmp_path, options):
     else:
         assert result.epsilon <= 8.0
         assert result.guarantee.status == "proven"
+
+
+def test_a_mechanism_that_bounds_examples_is_of_that_unit():
+    """Without a statement of the unit its plans were refused with the advice to state a client's guarantee."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Halved(Mechanism, BoundsExamples):
+        def plan(self, layers, facts, transcript):
+            return example_plan(layers, facts, clip=[0.5], sigma=[0.5 * facts.noise_multiplier])
+
+        def scaling(self, plan):
+            return FlatClip(0.5)
+
+    assert (Mechanism.unit, Halved.unit) == ("client", "example")
+    check_mechanism(Halved("halved"), LayerTable.from_sizes({"all": 8}))

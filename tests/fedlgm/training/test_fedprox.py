@@ -133,6 +133,15 @@ def test_a_registered_trainer_has_options(monkeypatch: pytest.MonkeyPatch) -> No
     kinds.register("scaled", scaled)
     assert kinds.options_of("scaled") == ("by",)
     assert kinds.get("scaled", by=2).vectorized is None
+
+    def placed(module, layers, settings, device, task, by=1):
+        return SequentialTrainer(module, layers, settings, device=device, task=task)
+
+    kinds.register("placed", placed)
+    assert kinds.options_of("placed") == ("by",)
+    kinds.get("placed", by=2)
+    with pytest.raises(ConfigError, match="trainer 'three' must be a class or function"):
+        kinds.register("three", 3)
     with pytest.raises(ConfigError, match="scaled"):
         kinds.get("scaled")
 

@@ -40,6 +40,10 @@ def not_an_engine(options: EngineOptions) -> str:
     return "local"
 
 
+def three_arguments(subject: object, settings: object, progress: object) -> None:
+    """Takes other arguments than an engine's options."""
+
+
 def test_an_object_serves_a_run_and_its_resumption(tmp_path: Path) -> None:
     local = simulations.simulate(overrides=TWO_ROUNDS, run_dir=tmp_path / "local")
     before = Counting.served
@@ -57,6 +61,8 @@ def test_a_registered_name_is_found_and_listed(monkeypatch: pytest.MonkeyPatch) 
     assert "counting" in engines.names()
     with pytest.raises(ConfigError, match="there is an engine 'local' already"):
         engines.register("local", Counting)
+    with pytest.raises(ConfigError, match="engine 'three': it must be a class or function of the options, got 3"):
+        engines.register("three", 3)  # type: ignore[arg-type]
 
 
 def test_a_reference_is_imported() -> None:
@@ -68,9 +74,11 @@ def test_a_reference_is_imported() -> None:
     [
         (Counting(), EngineOptions(workers=2), "given as an object: pass its options to it"),
         (f"{__name__}:Missing", EngineOptions(), "Missing"),
-        (not_an_engine, EngineOptions(), "is not an engine: it returns an object of type str"),
+        (not_an_engine, EngineOptions(), "engine '<not_an_engine>' is of type str, not an `Engine`"),
         ("ray", EngineOptions(supernodes=2), "SuperNodes is for engine 'flower'"),
         (None, EngineOptions(), "unknown engine None"),
+        (three_arguments, EngineOptions(), "^engine '<three_arguments>' is made from its options alone: missing"),
+        (f"{__name__}:three_arguments", EngineOptions(), f"engine '{__name__}:three_arguments' is made from its"),
     ],
 )
 def test_what_is_no_engine_is_refused(engine: object, options: EngineOptions, message: str) -> None:
