@@ -29,6 +29,7 @@ from fedlgm.models.arrays import of_arrays
 from fedlgm.models.requirements import require_stateless
 from fedlgm.privacy.guarantee import Trust
 from fedlgm.privacy.ledger import Ledger
+from fedlgm.queries import CutVote
 from fedlgm.transcript import Transcript
 from strategies.cohort import CohortSampler
 from strategies.layerwise import LayerwiseFedAvg
@@ -131,13 +132,19 @@ class PrivateFedAvg(LayerwiseFedAvg):
         sampling, relation = Sampling("poisson", clients, rate), noised_by.get(trust).relation
         facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)
         method, keys = Method.of(module, chosen, facts, group_by), KeyRing.from_seed(None)
+        start = Transcript.start(method.layers.flatten(module))
+        if any(query == CutVote.name for query, _, _ in method.plan(start).asked):
+            raise ConfigError(
+                f"{chosen.name} asks clients for a vote by the loss of their data, which no PrivateClientApp can "
+                "evaluate: use mechanism='water-filling' or 'gaussian'"
+            )
         self._module = copy.deepcopy(module)
         _warn_of(module, delta, clients)
         owner = hashlib.sha256(repr((chosen, method.facts, method.layers.names)).encode()).hexdigest()
         opened = Ledger(path_of("ledger", ledger), owner)
         super().__init__(
             method,
-            Transcript.start(method.layers.flatten(module)),
+            start,
             CohortSampler(sampling, keys),
             step,
             Releaser(keys, opened, redrawn=opened.position()),

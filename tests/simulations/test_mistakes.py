@@ -352,6 +352,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown trust": (strategy(trust="none"), "known: central, local"),
     "a folder as the ledger": (strategy(ledger="."), "check that its folder exists"),
     "a mechanism of examples": (strategy(mechanism="dp-sgd"), "bounds examples, which only clients"),
+    "a mechanism with a vote": (
+        strategy(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)), mechanism="voted-filling"),
+        "use mechanism='water-filling' or 'gaussian'",
+    ),
     "the class of a model": (lambda: PrivateClientApp(nn.Linear), "PrivateClientApp(Linear(...))"),
     "a client_fn": (lambda: PrivateClientApp(client_fn=print), "moves its training loop under @app.train()"),
     "an app without a model": (lambda: PrivateClientApp(), "takes the model, an nn.Module"),
