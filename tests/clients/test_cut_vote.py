@@ -48,7 +48,7 @@ def votes(*updates: list[float]) -> list[float]:
 def later(vote: float) -> list[ReleasePlan]:
     """The plans of the second and the third round."""
     mechanism, first = mechanisms.get("voted-filling"), first_plan()
-    transcript = Transcript.start(START).extend(START, torch.tensor([0.0, 0.0, 0.0, vote]), first)
+    transcript = Transcript.start(START).extend(START, torch.tensor([0.5, 0.0, 0.0, vote]), first)
     second = mechanism.plan(first.layers, FACTS, transcript)
     return [second, mechanism.plan(first.layers, FACTS, transcript.extend(START, torch.zeros(second.size), second))]
 
@@ -74,6 +74,15 @@ def test_every_round_costs_one_release():
 def test_the_majority_decides_all_later_rounds(vote, filling):
     assert [bool(plan.fills) for plan in later(vote)] == [filling] * 2
     assert not any(plan.queries for plan in later(vote))
+
+
+def test_a_void_round_decides_nothing():
+    mechanism, first = mechanisms.get("voted-filling"), first_plan()
+    void = Transcript.start(START).extend(START, torch.zeros(first.size), first)
+    again = mechanism.plan(first.layers, FACTS, void)
+    assert again.equals(first)
+    third = mechanism.plan(first.layers, FACTS, void.extend(START, torch.tensor([0.5, 0.0, 0.0, 0.4]), again))
+    assert (bool(third.fills), third.queries) == (True, ())
 
 
 def test_a_model_of_one_layer_has_no_vote():
