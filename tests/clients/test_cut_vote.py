@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from clients.cut_vote import CutVotes
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.device_sum import DeviceSum
+from fedlgm.audits.subject import Subject
 from fedlgm.contributions import AnsweredUpdates
 from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts, Sampling
@@ -100,6 +102,16 @@ def test_no_answer_moves_the_sum_by_more_than_its_bound(answer):
         total.add(updates)
         assert abs(float(total.total[-1])) <= 0.5
         assert float(total.total[:-1].norm()) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_an_audit_moves_the_vote_as_far_as_a_client_can():
+    subject = Subject.of("voted-filling")
+    moved = [
+        np.linalg.norm((one.total - other.total).numpy() / one.plan.scales) * one.plan.effective_multiplier
+        for one, other in subject.neighbours(subject.start)
+    ]
+    assert max(moved) == pytest.approx(1.0, abs=1e-4)
+    assert max(moved) <= 1
 
 
 def test_answers_of_another_shape_are_refused():
