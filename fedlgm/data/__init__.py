@@ -37,6 +37,7 @@ from fedlgm.data.tables import is_table
 from fedlgm.data.users import user_numbers
 from fedlgm.errors import ConfigError, DataError, alternatives
 from fedlgm.extension import HUB, is_reference, load_object, named_arguments, users_code
+from fedlgm.files import path_of
 
 __all__ = [
     "IMAGE_FOLDER",
@@ -169,7 +170,7 @@ def load(
         )
     if name.endswith((".tsv", ".npz", ".npy", ".json", ".xlsx")):
         raise ConfigError(f"{name!r} is a file: read it in Python and pass data={{'train': (x, y), 'test': (x, y)}}")
-    if Path(name).is_dir():
+    if path_of("data.name", name).is_dir():
         raise ConfigError(f"{name!r} is a folder: for images set data.name = {IMAGE_FOLDER!r}, data.dir = {name!r}")
     own = ("synthetic-N with N samples", f"{HUB}owner/name", "your own as package.module:name")
     raise ConfigError(f"unknown data set {name!r}; {alternatives(name, names(), *own)}")

@@ -21,7 +21,7 @@ _NOISE = ("independent", "banded", "square-root", "blt", "given")
 _LARGEST = 1e9  # float32 still multiplies with it
 
 # Values of several keys.
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**128)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=_LARGEST)]
@@ -55,7 +55,7 @@ class Federation(Section):
 
     clients: Count
     users: Count | list[Annotated[int, Field(ge=0)]] | None = None
-    rounds: Count
+    rounds: Annotated[int, Field(ge=1, le=1_000_000)]  # plans and costs are computed for each
     sampling: Scheme = "poisson"
     rate: Share | None = None
     cohort: Count | None = None

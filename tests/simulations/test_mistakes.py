@@ -333,6 +333,26 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an optimizer as the model": (run(model=SGD(nn.Linear(5, 2).parameters(), 0.1)), "'SGD' is neither an nn.Module"),
     "layers in a list": (run(model=[nn.Linear(5, 2)]), "'list' is neither an nn.Module"),
+    # paths that no file can have, and numbers that no run can have
+    "a recipe of too many characters": (lambda: simulations.simulate("a" * 5000), "recipe 'aaa"),
+    "a file of nobody's": (changed(model__weights="~nobody-here/a"), "model.weights: Could not determine home"),
+    "a file with a name too long": (changed(model__weights="a" * 5000), "cannot be used: File name too long"),
+    "a folder with a name too long": (run(run_dir="a" * 5000), "cannot be used: File name too long"),
+    "a folder with a zero byte": (run(run_dir="runs/a\0"), "run_dir must be a path, such as 'runs/first'"),
+    "a ledger with a name too long": (strategy(ledger="a" * 5000), "cannot be used: File name too long"),
+    "data with a name too long": (
+        lambda: simulations.simulate(overrides={"data.name": "a" * 5000}), "cannot be used: File name too long",
+    ),
+    "more rounds than can be planned": (changed(federation__rounds=2**63), "rounds: must be at most 1000000"),
+    "a separation of any length": (
+        changed(privacy__min_separation=10**400), "privacy.min_separation: must be at most 1000000000",
+    ),
+    "a number of thousands of digits": (
+        lambda: simulations.simulate(overrides=["federation.rounds=" + "9" * 5000]), "must be a whole number, got '999",
+    ),
+    "lists nested without end": (
+        lambda: simulations.simulate(overrides=["run.seed=" + "[" * 3000 + "]" * 3000]), "must be a whole number",
+    ),
     # studies
     "a grid by a bare key": (study(grid={"epsilon": [1, 2]}), "did you mean 'privacy.epsilon'?"),
     "a grid of one value": (study(grid={"privacy.epsilon": 3}), "must be a list of values, got 3"),
