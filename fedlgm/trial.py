@@ -22,8 +22,11 @@ from fedlgm.example_level.scaling import FlatClip
 from fedlgm.extension import users_code
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
+from fedlgm.models.requirements import unused_copy
 from fedlgm.tasks.base import Task, require_separate_losses, require_sums
 
+Examples = tuple[Inputs, Tensor]
+"""Inputs and targets of a few examples."""
 TRIED = 4
 """Number of examples in a trial."""
 _BATCH = 32
@@ -41,7 +44,7 @@ _RELATIVE, _ABSOLUTE = 0.3, 0.1
 
 def try_clients(
     module: nn.Module,
-    updates: Callable[[Inputs, Tensor], Sequence[Tensor]],
+    updates: Callable[[Sequence[Examples]], Sequence[Tensor]],
     task: Task,
     x: Inputs,
     y: Tensor,
@@ -51,7 +54,8 @@ def try_clients(
 
     Args:
         module: the initial model.
-        updates: function that returns the updates [D] of two clients with the same examples and random numbers.
+        updates: function that returns the updates [D] of clients with these examples and the same random numbers, one
+            after another, from a model and a task that have seen no examples.
         task: its task.
         x: inputs of a few public examples [n, ...].
         y: their targets [n, ...].
@@ -62,7 +66,8 @@ def try_clients(
     """
     with prefix_key("model"):
         models.require_repeatable(module, x)
-    _require_alike(lambda: updates(x, y), len(y), owner)
+    first = inputs.take(x, slice(1)), y[:1]
+    _require_alike(lambda: [*updates([(x, y), (x, y)]), updates([first, (x, y)])[1]], len(y), owner)
     _check_task(module, task, x, y)
 
 
@@ -95,8 +100,12 @@ def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: 
     """
 
     def sums() -> list[Tensor]:
-        return [gradients.sum(x, y, FlatClip(1.0)).total.clone() for _ in range(2)]
+        made = [gradients.sum(x, y, FlatClip(1.0)) for _ in range(2)]
+        unused.sum(inputs.take(x, slice(1)), y[:1], FlatClip(1.0))
+        made.append(unused.sum(x, y, FlatClip(1.0)))
+        return [torch.cat([one.total, one.norms.flatten().to(one.total)]) for one in made]  # clipping hides lengths
 
+    unused = _gradients(unused_copy(module), layers, unused_copy(task))
     gradients = _gradients(module, layers, task)
     with seeded(0, y.device), _modes(module):
         with prefix_key("model"):
@@ -244,8 +253,8 @@ def _perturbed(module: nn.Module) -> Iterator[None]:
 
 def _require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) -> None:
     with users_code(f"training on {count} test examples fails", owner), torch.random.fork_rng(devices=[]):
-        first, again = made()
-    if not torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True):
+        first, *others = made()
+    if not all(torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True) for again in others):
         raise ConfigError(
             "an update depends on what was trained before: model or task remember what they see, which would carry "
             "one client's data into another's update, or draw random numbers without PyTorch"

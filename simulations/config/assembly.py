@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,11 +25,11 @@ from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.extension import is_reference, passed, users_code
 from fedlgm.facts import RunFacts, Sampling
-from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
+from fedlgm.models.requirements import unused_copy
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.tasks import Task
@@ -37,7 +39,7 @@ from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.native import Program
 from fedlgm.training.rates import factors
 from fedlgm.transcript import Transcript
-from fedlgm.trial import try_clients, try_examples
+from fedlgm.trial import Examples, try_clients, try_examples
 from simulations.config.facts import facts_of
 from simulations.config.messages import in_section
 from simulations.config.own import Own
@@ -245,10 +247,11 @@ class Assembly:
         Raises:
             FedlgmError: the message gives the problem and the remedy.
         """
-        module = self.module()
+        module, dataset = self.module(), self.dataset
+        unused = unused_copy(self.task)  # prepared for the data, but without an example seen
         try:
             with prefix_key("task"):
-                self.task.check(module, self.dataset)
+                self.task.check(module, dataset)
         except ConfigError as error:
             if self.own.model is None or self.own.data is not None:
                 raise
@@ -270,7 +273,7 @@ class Assembly:
             or self.own.task is not None
             or is_reference(self.recipe.task.name)
         ):
-            self._try_training(module, own_model)
+            self._try_training(unused, own_model)
         step = self.server_optimizer()
         step = step.inner if isinstance(step, Scheduled) else step
         if isinstance(step, OwnStep):
@@ -283,12 +286,20 @@ class Assembly:
                 )
         return module
 
-    def _try_training(self, module: nn.Module, own_model: bool) -> None:
-        """Refuse a user's model or task that cannot be trained on a few public examples."""
+    def _try_training(self, task: Task, own_model: bool) -> None:
+        """Refuse a user's model or task that cannot be trained on a few public examples.
 
-        def updates(x: Inputs, y: Tensor) -> list[Tensor]:
-            trainer = self.trainer(self.recipe.training.vectorize == "on", compiled=False)
-            alike = [ClientTask(x, y, torch.Generator(), 1) for _ in range(2)]
+        Args:
+            task: the task, before it has seen examples.
+            own_model: whether the model is the user's.
+        """
+        module = self.module()
+
+        def updates(clients: Sequence[Examples]) -> list[Tensor]:
+            fresh = copy.copy(self)
+            vars(fresh)["task"] = unused_copy(task)
+            trainer = fresh.trainer(self.recipe.training.vectorize == "on", compiled=False)
+            alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
             made = trainer.updates(self.layers.flatten(module), alike)
             return list(torch.cat([unbounded(update).clone() for update in made]))
 
@@ -297,7 +308,7 @@ class Assembly:
         x, y = inputs.tensors(inputs.take(self.dataset.test_x, rows)), torch.from_numpy(self.dataset.test_y[rows])
         owner = type(module if own_model else self.task)
         if isinstance(self.mechanism, BoundsExamples):
-            try_examples(module, self.layers, self.task, x, y, owner)
+            try_examples(module, self.layers, unused_copy(task), x, y, owner)
         else:
             try_clients(module, updates, self.task, x, y, owner)
 

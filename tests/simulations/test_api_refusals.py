@@ -48,6 +48,28 @@ class Sly(Net):
         return super().forward(x + self.seen)
 
 
+class Standardising(Net):
+    """Keeps the mean of the first batch that it sees."""
+
+    mean: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mean is None:
+            self.mean = x.mean(0)
+        return super().forward(x - self.mean)
+
+
+class Weighing(Task):
+    """Weighs classes by the first targets that it sees."""
+
+    weights: torch.Tensor | None = None
+
+    def losses(self, outputs, targets):
+        if self.weights is None:
+            self.weights = 1 / (1 + torch.bincount(targets, minlength=2))
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none") * self.weights[targets]
+
+
 class Counting(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -110,6 +132,10 @@ class Steps:
         ({"data": {"train": (X, Y - 1), "test": (X, Y)}}, DataError, "needs targets of at least 0"),
         ({"model": Recurrent}, ConfigError, "^model: the model returns different outputs .* it remembers what"),
         ({"model": Sly}, ConfigError, "^an update depends on what was trained before"),
+        ({"model": Standardising}, ConfigError, "^model: the model returns different outputs .* it remembers what"),
+        ({"model": Standardising()}, ConfigError, "^model: the model returns different outputs .* it remembers what"),
+        ({"task": Weighing}, ConfigError, "^an update depends on what was trained before"),
+        ({"task": Weighing()}, ConfigError, "^an update depends on what was trained before"),
         ({"model": Counting}, ConfigError, "^model: the model's buffer 'calls' would follow private data"),
         ({"model": Untrainable}, ConfigError, r"training on 8 test examples fails: RuntimeError: .*inplace"),
         ({"model": lambda: torch.nn.Linear(5, 2, device="meta")}, ConfigError, "is on the device meta"),
@@ -179,6 +205,13 @@ def test_models_without_gradients_per_example_are_refused_before_anything_is_wri
     with pytest.raises(ConfigError, match=message):
         simulations.simulate("dp-sgd-digits", model=model, data=DATA, overrides=EXAMPLES, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_task_that_weighs_examples_by_the_first_ones_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="an update depends on what was trained before"):
+        simulations.simulate(
+            "dp-sgd-digits", model=Net, task=Weighing(), data=DATA, overrides=EXAMPLES, run_dir=tmp_path / "run"
+        )
 
 
 def test_models_with_gradients_per_example_are_trained(tmp_path: Path) -> None:
