@@ -34,6 +34,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
+from fedlgm.models.requirements import unused_copy
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.tasks import Task
@@ -278,6 +279,7 @@ def check_model(
     """
     found, own = load(data), tasks.get(task)
     found = own.prepare(found)
+    unused = unused_copy(own)
 
     def build() -> nn.Module:
         return models.build(model, in_shape=found.shape, classes=own.outputs(found), **options)
@@ -302,9 +304,12 @@ def check_model(
     if not torch.isfinite(first).all() or not first.any():
         problem = "does not change" if torch.isfinite(first).all() else "turns NaN or infinite"
         raise ConfigError(f"model: it {problem} in training on the data's first test examples")
-    if not torch.equal(first, again):
+    reverse = SequentialTrainer(build(), layers, settings, task=unused).updates(start, _fresh(clients, 1, 0))
+    _, after = (update.clone() for update in reverse)
+    if not (torch.equal(first, again) and torch.equal(first, after)):
         raise ConfigError(
-            "model: its update depends on the client that was trained before: it keeps state or draws random numbers"
+            "model: its update depends on the client that was trained before: it or the task keeps state, or draws "
+            "random numbers"
         )
     if vectorized and not drawn:  # PyTorch cannot draw for many clients at once: they are trained one by one
         many = VectorizedTrainer(build(), layers, settings, width=2, task=own)
