@@ -332,9 +332,11 @@ def overlap(one: str, other: str) -> bool:
     Example:
         >>> overlap("digits/public", "digits/private"), overlap("digits/public", "digits")
         (False, True)
+        >>> overlap("hf:Owner/set", "hf:owner/set")  # one address on the Hub
+        True
     """
     if ":" in one:  # a set of the Hub, or a user's own
-        return one == other
+        return one.casefold() == other.casefold()
     (base, _, half), (own, _, own_half) = one.partition("/"), other.partition("/")
     return base == own and {half, own_half} != {"private", "public"}
 
