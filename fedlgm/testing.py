@@ -41,6 +41,7 @@ from fedlgm.tasks import Task
 from fedlgm.tasks.base import SUMMED, figures_of, require_separate_losses, require_sums
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
 from fedlgm.transcript import Transcript
+from fedlgm.trial import require_same_losses, try_preparing
 
 _EXAMPLES = 6  # of each probed client
 _BATCH = 4
@@ -71,7 +72,10 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
     found = load(data)
     if not _same(found, load(data)):
         raise DataError(f"data {found.name!r}: loading it twice gives different arrays; fix its random seed")
-    found = tasks.get(task).prepare(found.checked())
+    own, checked = tasks.get(task), found.checked()
+    before = unused_copy(own)
+    found = own.prepare(checked)
+    try_preparing(before, checked, found)
     if found.clients is not None and not allow_empty:
         _check_clients(found.name, found.clients)
     return found
@@ -278,8 +282,9 @@ def check_model(
     >>> check_model(nn.Linear(6, 2), {"train": (x, y), "test": (x, y)})
     """
     found, own = load(data), tasks.get(task)
-    found = own.prepare(found)
-    unused = unused_copy(own)
+    before, given = unused_copy(own), found
+    found = own.prepare(given)
+    on_parts, unused = try_preparing(before, given, found), unused_copy(own)
 
     def build() -> nn.Module:
         return models.build(model, in_shape=found.shape, classes=own.outputs(found), **options)
@@ -292,6 +297,7 @@ def check_model(
     if not torch.equal(start, layers.flatten(build())):
         raise ConfigError("model: building it twice gives different weights; draw them with torch only")
     clients = _clients(found)
+    require_same_losses(unused_copy(unused), on_parts, build(), clients[0].x, clients[0].y)
     with prefix_key("model"):
         models.require_repeatable(module, clients[0].x)
         drawn = models.draws_at_random(module, clients[0].x)

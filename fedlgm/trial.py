@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedlgm import inputs, models
+from fedlgm.data import DataSet
+from fedlgm.data.pixels import Pixels
 from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError, FedlgmError, Notice, prefix_key
 from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
@@ -141,6 +144,78 @@ def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inpu
     """
     with seeded(0, y.device), _modes(module):
         _require_separate_gradients(_gradients(module, layers, task), x, y)
+
+
+def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
+    """Refuse a user's task that prepares an example by means of other training examples, such as their mean.
+
+    Args:
+        task: the task before it has prepared the data.
+        data: the data before that.
+        prepared: what the task has made of them.
+
+    Returns:
+        Copies of the task that have each prepared a part of the data, for `require_same_losses`.
+
+    Raises:
+        ConfigError: the examples of a part would be others without the rest of the training examples.
+    """
+    made, order = [], np.random.default_rng(0).permutation(len(data.train_y))  # they may be sorted by class
+    for half in np.array_split(order, 2) if len(order) > 1 else ():
+        rows, own = np.sort(half), unused_copy(task)
+        try:
+            alone = own.prepare(data.keep(rows))
+        except Exception:  # a part may lack a class
+            continue
+        if not _alike(alone, prepared.keep(rows)):
+            raise ConfigError(
+                f"task {task.name!r} prepares an example by means of other training examples, such as their mean, so "
+                "that one of them changes all others beyond every bound: use constants that are public"
+            )
+        made.append(own)
+    return made
+
+
+@torch.no_grad()
+def require_same_losses(task: Task, others: Sequence[Task], module: nn.Module, x: Inputs, y: Tensor) -> None:
+    """Refuse a task whose losses depend on the training examples that it has prepared.
+
+    Args:
+        task: the task, which has prepared all of them.
+        others: copies that have prepared parts, from `try_preparing`.
+        module: the initial model.
+        x: inputs of a few public examples [n, ...].
+        y: their targets [n, ...].
+
+    Raises:
+        ConfigError: the losses differ.
+    """
+    if not others:
+        return
+    with users_code(f"task {task.name!r}: its losses cannot be computed", task):
+        outputs = inputs.call(module.eval(), x)
+        losses = [each.losses(outputs, y) for each in (task, *others)]
+    if not all(inputs.close(losses[0], other) for other in losses[1:]):
+        raise ConfigError(
+            f"task {task.name!r}: its losses depend on the training examples that it has prepared, such as their mean, "
+            "so that one of them changes all updates beyond every bound: use constants that are public"
+        )
+
+
+def _alike(one: DataSet, other: DataSet) -> bool:
+    """Whether two sets hold the same examples, as they are held in memory, up to rounding."""
+    pairs = [(one.train_y, other.train_y), (one.test_y, other.test_y)]
+    for name in ("train_x", "test_x"):
+        held = one.held(name), other.held(name)
+        if not any(isinstance(part, Pixels) for part in held):  # bytes are never changed in place
+            pairs += zip(*map(inputs.parts, held), strict=True)
+    return all(a.shape == b.shape and a.dtype == b.dtype and _near(a, b) for a, b in pairs)
+
+
+def _near(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.dtype.kind != "f":
+        return np.array_equal(one, other)
+    return bool(np.allclose(one, other, rtol=1e-5, atol=1e-8, equal_nan=True))
 
 
 @torch.no_grad()

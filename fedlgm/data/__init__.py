@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm import inputs
 from fedlgm.data.bundled import TRAINING_EXAMPLES, breast_cancer, digits, synthetic
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.division import divide
@@ -360,14 +359,7 @@ def _rows(examples: int, half: str) -> slice:
 def _part(whole: DataSet, name: str, half: str) -> DataSet:
     """One of two halves of the training examples; the test examples are the same."""
     order = np.random.default_rng(0).permutation(len(whole.train_y))
-    rows = np.sort(order[_rows(len(order), half)])
-    users = None if whole.train_user is None else np.unique(whole.train_user[rows], return_inverse=True)[1]
-    held = whole.held("train_x")
-    x: Any = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
-    test_x: Any = whole.held("test_x")
-    return dataclasses.replace(
-        whole, name=name, train_x=x, train_y=whole.train_y[rows], test_x=test_x, train_user=users, clients=None
-    )
+    return whole.keep(np.sort(order[_rows(len(order), half)]), name)
 
 
 def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,13 +15,12 @@ from clients import Consent, LayerwiseClient, LocalWork, PartitionedSource
 from clients.cut_vote import CutVotes
 from clients.serving import Serving
 from fedlgm import data, devices, inputs, models, tasks
-from fedlgm.contributions import unbounded
 from fedlgm.data import DataSet, Partition
 from fedlgm.data.spent import Spent, division_name
 from fedlgm.devices import Numerics
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.example_level.trainer import ExampleTrainer
-from fedlgm.extension import is_reference, passed, users_code
+from fedlgm.extension import is_reference, passed
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -34,12 +31,12 @@ from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.tasks import Task
 from fedlgm.tasks.own_figures import own_figures
-from fedlgm.training import ClientTask, Trainer, kinds
+from fedlgm.training import Trainer, kinds
 from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.native import Program
 from fedlgm.training.rates import factors
 from fedlgm.transcript import Transcript
-from fedlgm.trial import Examples, try_clients, try_examples
+from simulations.config import trials
 from simulations.config.facts import facts_of
 from simulations.config.messages import in_section
 from simulations.config.own import Own
@@ -48,8 +45,6 @@ from simulations.config.spent import method_beside, require_planned
 from strategies import ServerStep
 from strategies.schedule import Scheduled
 from strategies.server_optimizer import OwnStep
-
-_PROBED = 8  # public examples on which a user's own model is tried before anything is written
 
 
 @dataclass(frozen=True)
@@ -79,8 +74,14 @@ class Assembly:
         task, section = self.task, self.recipe.data
         with in_section("data", section.partition):
             found = data.load(passed(self.own.data, section.name, "data"), section.dir, **section.reading)
-            with users_code(f"task {task.name!r}", task):
-                return task.prepare(found)
+            prepared, parts = trials.prepared(task, found)
+            self.on_parts.extend(parts)
+            return prepared
+
+    @cached_property
+    def on_parts(self) -> list[Task]:
+        """Copies of a user's task that have prepared parts of the data."""
+        return []
 
     @cached_property
     def task(self) -> Task:
@@ -273,7 +274,7 @@ class Assembly:
             or self.own.task is not None
             or is_reference(self.recipe.task.name)
         ):
-            self._try_training(unused, own_model)
+            trials.try_training(self, unused, own_model)
         step = self.server_optimizer()
         step = step.inner if isinstance(step, Scheduled) else step
         if isinstance(step, OwnStep):
@@ -285,32 +286,6 @@ class Assembly:
                     "NaN or infinite"
                 )
         return module
-
-    def _try_training(self, task: Task, own_model: bool) -> None:
-        """Refuse a user's model or task that cannot be trained on a few public examples.
-
-        Args:
-            task: the task, before it has seen examples.
-            own_model: whether the model is the user's.
-        """
-        module = self.module()
-
-        def updates(clients: Sequence[Examples]) -> list[Tensor]:
-            fresh = copy.copy(self)
-            vars(fresh)["task"] = unused_copy(task)
-            trainer = fresh.trainer(self.recipe.training.vectorize == "on", compiled=False)
-            alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
-            made = trainer.updates(self.layers.flatten(module), alike)
-            return list(torch.cat([unbounded(update).clone() for update in made]))
-
-        count = len(self.dataset.test_y)  # rows from all of the set: it may be sorted by class
-        rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)
-        x, y = inputs.tensors(inputs.take(self.dataset.test_x, rows)), torch.from_numpy(self.dataset.test_y[rows])
-        owner = type(module if own_model else self.task)
-        if isinstance(self.mechanism, BoundsExamples):
-            try_examples(module, self.layers, unused_copy(task), x, y, owner)
-        else:
-            try_clients(module, updates, self.task, x, y, owner)
 
     def server_optimizer(self) -> ServerStep:
         """The server's step, afresh."""
