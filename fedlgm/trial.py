@@ -67,10 +67,14 @@ def try_clients(
     Raises:
         ConfigError: the message names the problem.
     """
+
+    def made() -> list[Tensor]:
+        one, other = (x, y), (inputs.take(x, slice(1)), y[:1])
+        return [*updates([one, one]), updates([other, one])[1], updates([one, other])[0]]
+
     with prefix_key("model"):
         models.require_repeatable(module, x)
-    first = inputs.take(x, slice(1)), y[:1]
-    _require_alike(lambda: [*updates([(x, y), (x, y)]), updates([first, (x, y)])[1]], len(y), owner)
+    _require_alike(made, len(y), owner)
     _check_task(module, task, x, y)
 
 
@@ -331,6 +335,6 @@ def _require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any)
         first, *others = made()
     if not all(torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True) for again in others):
         raise ConfigError(
-            "an update depends on what was trained before: model or task remember what they see, which would carry "
-            "one client's data into another's update, or draw random numbers without PyTorch"
+            "an update depends on what was trained before or with it: model, task or trainer remember or mix what they "
+            "see, which would carry one client's data into another's update, or draw random numbers without PyTorch"
         )

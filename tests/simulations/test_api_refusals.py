@@ -15,6 +15,7 @@ import simulations
 from fedlgm import Task, tasks
 from fedlgm.errors import ConfigError, DataError, FedlgmError, PrivacyError
 from fedlgm.testing import check_model
+from fedlgm.training import SequentialTrainer
 from tests.support.own_objects import DATA, SMALL, Alike, Net, X, Y
 
 EXAMPLES = ["training.batch_size=8", "privacy.accountant=rdp", "privacy.delta=0.001"]
@@ -109,6 +110,26 @@ class Rounding(Scaling):
         return np.sign(y - 0.5).astype(np.float32)
 
 
+class Mixing(SequentialTrainer):
+    """Adds to each client's update that of the client before."""
+
+    def updates(self, model, clients):
+        made = torch.cat([block.clone() for block in super().updates(model, clients)])
+        return iter([made + made.roll(1, 0)])
+
+
+class Accumulating(SequentialTrainer):
+    """Adds the first update of all to every update."""
+
+    first: torch.Tensor | None = None
+
+    def updates(self, model, clients):
+        for block in super().updates(model, clients):
+            if self.first is None:
+                self.first = block.clone()
+            yield block + self.first
+
+
 class Counting(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -175,6 +196,8 @@ class Steps:
         ({"model": Standardising()}, ConfigError, "^model: the model returns different outputs .* it remembers what"),
         ({"task": Weighing}, ConfigError, "^an update depends on what was trained before"),
         ({"task": Weighing()}, ConfigError, "^an update depends on what was trained before"),
+        ({"trainer": Mixing}, ConfigError, "^an update depends on what was trained before or with it"),
+        ({"trainer": Accumulating}, ConfigError, "^an update depends on what was trained before or with it"),
         ({"model": Counting}, ConfigError, "^model: the model's buffer 'calls' would follow private data"),
         ({"model": Untrainable}, ConfigError, r"training on 8 test examples fails: RuntimeError: .*inplace"),
         ({"model": lambda: torch.nn.Linear(5, 2, device="meta")}, ConfigError, "is on the device meta"),
