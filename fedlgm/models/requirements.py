@@ -130,12 +130,17 @@ T = TypeVar("T")
 def unused_copy(made: T) -> T:
     """A copy of a model or task that has seen no examples; the object itself if it cannot be copied.
 
+    A model's copy shares parameters and buffers, which may be large and are watched by `Unchanged`.
+
     Example:
-        >>> unused_copy(nn.Linear(2, 1)).weight.shape
-        torch.Size([1, 2])
+        >>> model = nn.Linear(2, 1)
+        >>> copied = unused_copy(model)
+        >>> copied is model, copied.weight is model.weight
+        (False, True)
     """
+    shared = (*made.parameters(), *made.buffers()) if isinstance(made, nn.Module) else ()
     try:
-        return copy.deepcopy(made)
+        return copy.deepcopy(made, {id(tensor): tensor for tensor in shared})
     except Exception:  # a user's object may raise anything; its trial then shows less
         return made
 
