@@ -344,6 +344,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: simulations.simulate(overrides={"data.name": "a" * 5000}), "cannot be used: File name too long",
     ),
     "more rounds than can be planned": (changed(federation__rounds=2**63), "rounds: must be at most 1000000"),
+    "a rate below every accountant's numbers": (changed(federation__rate=1e-320), "rate: must be at least 1e-12"),
     "a separation of any length": (
         changed(privacy__min_separation=10**400), "privacy.min_separation: must be at most 1000000000",
     ),
