@@ -168,10 +168,10 @@ def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
     for half in np.array_split(order, 2) if len(order) > 1 else ():
         rows, own = np.sort(half), unused_copy(task)
         try:
-            alone = own.prepare(data.keep(rows))
+            alike = _prepares_alike(own, data, prepared, rows)
         except Exception:  # a part may lack a class
             continue
-        if not _alike(alone, prepared.keep(rows)):
+        if not alike:
             raise ConfigError(
                 f"task {task.name!r} prepares an example by means of other training examples, such as their mean, so "
                 "that one of them changes all others beyond every bound: use constants that are public"
@@ -206,18 +206,22 @@ def require_same_losses(task: Task, others: Sequence[Task], module: nn.Module, x
         )
 
 
-def _alike(one: DataSet, other: DataSet) -> bool:
-    """Whether two sets hold the same examples, as they are held in memory, up to rounding."""
-    pairs = [(one.train_y, other.train_y), (one.test_y, other.test_y)]
+def _prepares_alike(task: Task, data: DataSet, prepared: DataSet, rows: np.ndarray) -> bool:
+    """Whether a task makes the same examples of these rows alone as of all training examples, up to rounding."""
+    if type(task).prepare.__module__.partition(".")[0] == "fedlgm":  # inputs, which may be large, stay as they are
+        own = task.targets(data.train_y[rows], "training")
+        return _near(own, prepared.train_y[rows]) and _near(task.targets(data.test_y, "test"), prepared.test_y)
+    alone, kept = task.prepare(data.keep(rows)), prepared.keep(rows)
+    pairs = [(alone.train_y, kept.train_y), (alone.test_y, kept.test_y)]
     for name in ("train_x", "test_x"):
-        held = one.held(name), other.held(name)
+        held = alone.held(name), kept.held(name)
         if not any(isinstance(part, Pixels) for part in held):  # bytes are never changed in place
             pairs += zip(*map(inputs.parts, held), strict=True)
-    return all(a.shape == b.shape and a.dtype == b.dtype and _near(a, b) for a, b in pairs)
+    return all(_near(one, other) for one, other in pairs)
 
 
 def _near(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.dtype.kind != "f":
+    if one.shape != other.shape or one.dtype != other.dtype or one.dtype.kind != "f":
         return np.array_equal(one, other)
     return bool(np.allclose(one, other, rtol=1e-5, atol=1e-8, equal_nan=True))
 
