@@ -215,7 +215,16 @@ def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
     message = message.removeprefix("Value error, ").replace("Input should be", "must be")
     if not path:
         return str(message)
-    return f"{path}: {message}" + ("" if isinstance(given, dict) else f", got {given!r}")
+    return f"{path}: {message}" + ("" if isinstance(given, dict) else f", got {_shown(given)}")
+
+
+def _shown(value: Any) -> str:
+    """A value of a settings file, shortened to a sentence's length."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,6 +239,7 @@ def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: shown(value) for key, value in values.items()}
 
 
+_LONGEST = 200
 _WORDS = {  # instead of pydantic's words
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",

@@ -31,19 +31,24 @@ PUBLIC = 0o666
 
 
 def path_of(name: str, value: Any) -> Path:
-    """The path that an argument names.
+    """The path that an argument names, whether or not there is a file.
 
     Raises:
-        ConfigError: the value is not a path.
+        ConfigError: the value is not a path, or the system refuses it, as in a folder of another user.
 
     Example:
         >>> path_of("run_dir", "runs/first").name
         'first'
     """
     try:
-        return Path(value)
-    except TypeError as error:
+        path = Path(value)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.lstat()
+    except (TypeError, ValueError) as error:  # of bytes that no path has
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
+    except OSError as error:
+        raise ConfigError(f"{name} {str(value)[:80]!r} cannot be used: {error.strerror}") from error
+    return path
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -56,7 +61,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, lists nested without end
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 

@@ -34,12 +34,14 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
+from fedlgm.models.requirements import unused_copy
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.tasks import Task
 from fedlgm.tasks.base import SUMMED, figures_of, require_separate_losses, require_sums
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
 from fedlgm.transcript import Transcript
+from fedlgm.trial import require_same_losses, try_preparing
 
 _EXAMPLES = 6  # of each probed client
 _BATCH = 4
@@ -70,7 +72,10 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
     found = load(data)
     if not _same(found, load(data)):
         raise DataError(f"data {found.name!r}: loading it twice gives different arrays; fix its random seed")
-    found = tasks.get(task).prepare(found.checked())
+    own, checked = tasks.get(task), found.checked()
+    before = unused_copy(own)
+    found = own.prepare(checked)
+    try_preparing(before, checked, found)
     if found.clients is not None and not allow_empty:
         _check_clients(found.name, found.clients)
     return found
@@ -277,7 +282,9 @@ def check_model(
     >>> check_model(nn.Linear(6, 2), {"train": (x, y), "test": (x, y)})
     """
     found, own = load(data), tasks.get(task)
-    found = own.prepare(found)
+    before, given = unused_copy(own), found
+    found = own.prepare(given)
+    on_parts, unused = try_preparing(before, given, found), unused_copy(own)
 
     def build() -> nn.Module:
         return models.build(model, in_shape=found.shape, classes=own.outputs(found), **options)
@@ -290,6 +297,7 @@ def check_model(
     if not torch.equal(start, layers.flatten(build())):
         raise ConfigError("model: building it twice gives different weights; draw them with torch only")
     clients = _clients(found)
+    require_same_losses(unused_copy(unused), on_parts, build(), clients[0].x, clients[0].y)
     with prefix_key("model"):
         models.require_repeatable(module, clients[0].x)
         drawn = models.draws_at_random(module, clients[0].x)
@@ -302,9 +310,12 @@ def check_model(
     if not torch.isfinite(first).all() or not first.any():
         problem = "does not change" if torch.isfinite(first).all() else "turns NaN or infinite"
         raise ConfigError(f"model: it {problem} in training on the data's first test examples")
-    if not torch.equal(first, again):
+    reverse = SequentialTrainer(build(), layers, settings, task=unused).updates(start, _fresh(clients, 1, 0))
+    _, after = (update.clone() for update in reverse)
+    if not (torch.equal(first, again) and torch.equal(first, after)):
         raise ConfigError(
-            "model: its update depends on the client that was trained before: it keeps state or draws random numbers"
+            "model: its update depends on the client that was trained before: it or the task keeps state, or draws "
+            "random numbers"
         )
     if vectorized and not drawn:  # PyTorch cannot draw for many clients at once: they are trained one by one
         many = VectorizedTrainer(build(), layers, settings, width=2, task=own)

@@ -84,3 +84,17 @@ class Transcript:
                 return noisy.query.decode(self.mean[position : position + noisy.size])
             position += noisy.size
         return None
+
+    def unanswered(self, query: str) -> bool:
+        """Whether the named query was never asked, or the last round asked it and was void.
+
+        A void round of a secure sum releases zeros alone. They are not an answer, so a vote must be held again.
+
+        Example:
+            >>> import torch
+            >>> Transcript.start(torch.zeros(2)).unanswered("cut-vote")
+            True
+        """
+        if self.mean is None or self.plan is None:
+            return True
+        return any(name == query for name, _, _ in self.plan.asked) and not bool(self.mean.any())

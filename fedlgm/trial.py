@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedlgm import inputs, models
+from fedlgm.data import DataSet
+from fedlgm.data.pixels import Pixels
 from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError, FedlgmError, Notice, prefix_key
 from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
@@ -22,8 +25,11 @@ from fedlgm.example_level.scaling import FlatClip
 from fedlgm.extension import users_code
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
+from fedlgm.models.requirements import unused_copy
 from fedlgm.tasks.base import Task, require_separate_losses, require_sums
 
+Examples = tuple[Inputs, Tensor]
+"""Inputs and targets of a few examples."""
 TRIED = 4
 """Number of examples in a trial."""
 _BATCH = 32
@@ -41,7 +47,7 @@ _RELATIVE, _ABSOLUTE = 0.3, 0.1
 
 def try_clients(
     module: nn.Module,
-    updates: Callable[[Inputs, Tensor], Sequence[Tensor]],
+    updates: Callable[[Sequence[Examples]], Sequence[Tensor]],
     task: Task,
     x: Inputs,
     y: Tensor,
@@ -51,7 +57,8 @@ def try_clients(
 
     Args:
         module: the initial model.
-        updates: function that returns the updates [D] of two clients with the same examples and random numbers.
+        updates: function that returns the updates [D] of clients with these examples and the same random numbers, one
+            after another, from a model and a task that have seen no examples.
         task: its task.
         x: inputs of a few public examples [n, ...].
         y: their targets [n, ...].
@@ -60,9 +67,14 @@ def try_clients(
     Raises:
         ConfigError: the message names the problem.
     """
+
+    def made() -> list[Tensor]:
+        one, other = (x, y), (inputs.take(x, slice(1)), y[:1])
+        return [*updates([one, one]), updates([other, one])[1], updates([one, other])[0]]
+
     with prefix_key("model"):
         models.require_repeatable(module, x)
-    _require_alike(lambda: updates(x, y), len(y), owner)
+    _require_alike(made, len(y), owner)
     _check_task(module, task, x, y)
 
 
@@ -95,8 +107,12 @@ def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: 
     """
 
     def sums() -> list[Tensor]:
-        return [gradients.sum(x, y, FlatClip(1.0)).total.clone() for _ in range(2)]
+        made = [gradients.sum(x, y, FlatClip(1.0)) for _ in range(2)]
+        unused.sum(inputs.take(x, slice(1)), y[:1], FlatClip(1.0))
+        made.append(unused.sum(x, y, FlatClip(1.0)))
+        return [torch.cat([one.total, one.norms.flatten().to(one.total)]) for one in made]  # clipping hides lengths
 
+    unused = _gradients(unused_copy(module), layers, unused_copy(task))
     gradients = _gradients(module, layers, task)
     with seeded(0, y.device), _modes(module):
         with prefix_key("model"):
@@ -132,6 +148,82 @@ def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inpu
     """
     with seeded(0, y.device), _modes(module):
         _require_separate_gradients(_gradients(module, layers, task), x, y)
+
+
+def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
+    """Refuse a user's task that prepares an example by means of other training examples, such as their mean.
+
+    Args:
+        task: the task before it has prepared the data.
+        data: the data before that.
+        prepared: what the task has made of them.
+
+    Returns:
+        Copies of the task that have each prepared a part of the data, for `require_same_losses`.
+
+    Raises:
+        ConfigError: the examples of a part would be others without the rest of the training examples.
+    """
+    made, order = [], np.random.default_rng(0).permutation(len(data.train_y))  # they may be sorted by class
+    for half in np.array_split(order, 2) if len(order) > 1 else ():
+        rows, own = np.sort(half), unused_copy(task)
+        try:
+            alike = _prepares_alike(own, data, prepared, rows)
+        except Exception:  # a part may lack a class
+            continue
+        if not alike:
+            raise ConfigError(
+                f"task {task.name!r} prepares an example by means of other training examples, such as their mean, so "
+                "that one of them changes all others beyond every bound: use constants that are public"
+            )
+        made.append(own)
+    return made
+
+
+@torch.no_grad()
+def require_same_losses(task: Task, others: Sequence[Task], module: nn.Module, x: Inputs, y: Tensor) -> None:
+    """Refuse a task whose losses depend on the training examples that it has prepared.
+
+    Args:
+        task: the task, which has prepared all of them.
+        others: copies that have prepared parts, from `try_preparing`.
+        module: the initial model.
+        x: inputs of a few public examples [n, ...].
+        y: their targets [n, ...].
+
+    Raises:
+        ConfigError: the losses differ.
+    """
+    if not others:
+        return
+    with users_code(f"task {task.name!r}: its losses cannot be computed", task):
+        outputs = inputs.call(module.eval(), x)
+        losses = [each.losses(outputs, y) for each in (task, *others)]
+    if not all(inputs.close(losses[0], other) for other in losses[1:]):
+        raise ConfigError(
+            f"task {task.name!r}: its losses depend on the training examples that it has prepared, such as their mean, "
+            "so that one of them changes all updates beyond every bound: use constants that are public"
+        )
+
+
+def _prepares_alike(task: Task, data: DataSet, prepared: DataSet, rows: np.ndarray) -> bool:
+    """Whether a task makes the same examples of these rows alone as of all training examples, up to rounding."""
+    if type(task).prepare.__module__.partition(".")[0] == "fedlgm":  # inputs, which may be large, stay as they are
+        own = task.targets(data.train_y[rows], "training")
+        return _near(own, prepared.train_y[rows]) and _near(task.targets(data.test_y, "test"), prepared.test_y)
+    alone, kept = task.prepare(data.keep(rows)), prepared.keep(rows)
+    pairs = [(alone.train_y, kept.train_y), (alone.test_y, kept.test_y)]
+    for name in ("train_x", "test_x"):
+        held = alone.held(name), kept.held(name)
+        if not any(isinstance(part, Pixels) for part in held):  # bytes are never changed in place
+            pairs += zip(*map(inputs.parts, held), strict=True)
+    return all(_near(one, other) for one, other in pairs)
+
+
+def _near(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype or one.dtype.kind != "f":
+        return np.array_equal(one, other)
+    return bool(np.allclose(one, other, rtol=1e-5, atol=1e-8, equal_nan=True))
 
 
 @torch.no_grad()
@@ -244,9 +336,9 @@ def _perturbed(module: nn.Module) -> Iterator[None]:
 
 def _require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) -> None:
     with users_code(f"training on {count} test examples fails", owner), torch.random.fork_rng(devices=[]):
-        first, again = made()
-    if not torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True):
+        first, *others = made()
+    if not all(torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True) for again in others):
         raise ConfigError(
-            "an update depends on what was trained before: model or task remember what they see, which would carry "
-            "one client's data into another's update, or draw random numbers without PyTorch"
+            "an update depends on what was trained before or with it: model, task or trainer remember or mix what they "
+            "see, which would carry one client's data into another's update, or draw random numbers without PyTorch"
         )

@@ -131,13 +131,19 @@ class PrivateFedAvg(LayerwiseFedAvg):
         sampling, relation = Sampling("poisson", clients, rate), noised_by.get(trust).relation
         facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)
         method, keys = Method.of(module, chosen, facts, group_by), KeyRing.from_seed(None)
+        start = Transcript.start(method.layers.flatten(module))
+        if any(noisy.query.of_data for noisy in method.plan(start).queries):
+            raise ConfigError(
+                f"{chosen.name} asks clients for a vote by the loss of their data, which no PrivateClientApp can "
+                "evaluate: use mechanism='water-filling' or 'gaussian'"
+            )
         self._module = copy.deepcopy(module)
         _warn_of(module, delta, clients)
         owner = hashlib.sha256(repr((chosen, method.facts, method.layers.names)).encode()).hexdigest()
         opened = Ledger(path_of("ledger", ledger), owner)
         super().__init__(
             method,
-            Transcript.start(method.layers.flatten(module)),
+            start,
             CohortSampler(sampling, keys),
             step,
             Releaser(keys, opened, redrawn=opened.position()),

@@ -18,6 +18,7 @@ from fedlgm import inputs
 from fedlgm.data import tables
 from fedlgm.data.formats import read_idx
 from fedlgm.errors import DataError
+from fedlgm.files import path_of
 from fedlgm.tasks import Task
 
 _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
@@ -33,12 +34,13 @@ def read(section: Data, folder: Path) -> ClientData:
         folder: folder to which relative paths refer.
 
     Raises:
+        ConfigError: the system refuses a path, as in a folder of another user.
         DataError: files are missing, damaged or of another shape, or hold NaN.
     """
     reader: Callable[[Data, Path], tuple[Any, Any]] = _READERS[section.kind]
     if section.kind != "loader":
         for key, name in (("path", section.path), ("labels", section.labels if section.kind != "parquet" else "")):
-            if name and not (folder / name).exists():
+            if name and not path_of(f"data.{key}", folder / name).exists():
                 raise DataError(f"data.{key}: there is nothing at {folder / name}")
     try:
         x, y = reader(section, folder)

@@ -24,6 +24,7 @@ from fedlgm import inputs, tasks
 from fedlgm.client_release import Asked, Contributions, Keys, Noised, client_release
 from fedlgm.devices import Numerics, torch_threads
 from fedlgm.errors import ConfigError
+from fedlgm.extension import is_bundled
 from fedlgm.integer import words
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
@@ -212,7 +213,8 @@ class Releaser:
         job, numerics = self.workshop.job(request.work), Numerics(self._policy.limits.threads)
 
         def own(client: int) -> ClientData:  # called where an error of this node's data is caught
-            return request.unit.examples(self._data, partial(node_data.targets, self._policy.data, task=job.task))
+            targets = partial(node_data.targets, self._policy.data, task=job.task)
+            return request.unit.examples(self._data, targets, apart=not is_bundled(job.task))
 
         def votes() -> CutVotes:
             return CutVotes(self.workshop.module(request.work), job.layers, job.task)

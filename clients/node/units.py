@@ -96,8 +96,16 @@ class WholeData:
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
         next(iter(trainer.updates(model, [ClientTask(x, y, order, 1)])))
 
-    def examples(self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor]) -> ClientData:
-        """The node's data with the targets of a work's task; an error counts as no data, see `_NodeUpdates`."""
+    def examples(
+        self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor], apart: bool = False
+    ) -> ClientData:
+        """The node's data with the targets of a work's task; an error counts as no data, see `_NodeUpdates`.
+
+        Args:
+            data: the node's examples.
+            targets: the targets that the task makes of those of several examples.
+            apart: whether each example's target is made without the others, where single examples are protected.
+        """
         return ClientData(data.x, targets(data.y))
 
     def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
@@ -146,19 +154,23 @@ class SingleExamples:
         trainer.weights.copy_(model)
         ExampleTrainer.sums(trainer, [(x, y, torch.zeros(1, dtype=torch.int64))], plan)
 
-    def examples(self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor]) -> ClientData:
+    def examples(
+        self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor], apart: bool = False
+    ) -> ClientData:
         """See `WholeData.examples`; examples whose own target the task does not take are left out (`NodeExamples`)."""
         try:
-            return ClientData(data.x, targets(data.y))
+            found = ClientData(data.x, targets(data.y))
+            if not apart:
+                return found
         except Exception:
             _log.exception("the task does not take all targets of this node: examples with other targets are left out")
         like = targets(torch.zeros_like(data.y[:1]))
         taken: dict[int, torch.Tensor] = {}
         for row in range(len(data)):
             with contextlib.suppress(Exception):
-                found = targets(data.y[row : row + 1])
-                if (found.shape, found.dtype) == (like.shape, like.dtype):
-                    taken[row] = found
+                own = targets(data.y[row : row + 1])
+                if (own.shape, own.dtype) == (like.shape, like.dtype):
+                    taken[row] = own
         return ClientData(inputs.take(data.x, list(taken)), torch.cat([like[:0], *taken.values()]))
 
     def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedlgm import mechanisms, privacy
 from fedlgm.aggregation import BoundedSum
 from fedlgm.clipping import LEAST_CLIP
+from fedlgm.contributions import AnsweredUpdates, Updates
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.bounding import bound_gradients, scaled_sum
 from fedlgm.facts import LocalTraining, RunFacts, Sampling
@@ -31,12 +32,14 @@ from fedlgm.mechanisms.base import BoundsExamples, Mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
+from fedlgm.queries import CutVote
 from fedlgm.release import release
 from fedlgm.transcript import Transcript
 
 LAYERS = {"first": 400, "second": 1600, "last": 100}
 """Sizes of the model on which mechanisms are tried by default."""
 _ABOVE = 8.0  # raw updates over their bounds
+_VOTE = 1e6  # far above its bound
 _ROUNDS = 4
 _CLIENTS = 7  # an odd number: one client decides where a median lies
 _BATCH, _ANGLE, _CANARY = 100, 0.01, 10.0  # examples that agree, and one whose gradient is ten times the bound
@@ -227,7 +230,15 @@ class Subject:
             block.add(bound_gradients(torch.stack(updates), mechanism.scaling(block.plan), block.plan))
             return
         for update in updates:
-            block.add(update)
+            block.add(self._answered(update, block.plan))
+
+    @staticmethod
+    def _answered(update: Tensor, plan: ReleasePlan) -> Updates:
+        """An update with the largest vote, if the plan asks for one: a client could answer anything."""
+        if not any(name == CutVote.name for name, _, _ in plan.asked):
+            return update
+        vote = math.copysign(_VOTE, float(update.sum()))
+        return AnsweredUpdates(update[None], {CutVote.name: torch.tensor([[vote]])})
 
     def neighbours(self, transcript: Transcript) -> Iterator[tuple[World, World]]:
         """Pairs of populations that differ in one client: with the target, and without it or with another client."""

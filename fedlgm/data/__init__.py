@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm import inputs
 from fedlgm.data.bundled import TRAINING_EXAMPLES, breast_cancer, digits, synthetic
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.division import divide
@@ -37,6 +36,7 @@ from fedlgm.data.tables import is_table
 from fedlgm.data.users import user_numbers
 from fedlgm.errors import ConfigError, DataError, alternatives
 from fedlgm.extension import HUB, is_reference, load_object, named_arguments, users_code
+from fedlgm.files import path_of
 
 __all__ = [
     "IMAGE_FOLDER",
@@ -169,7 +169,7 @@ def load(
         )
     if name.endswith((".tsv", ".npz", ".npy", ".json", ".xlsx")):
         raise ConfigError(f"{name!r} is a file: read it in Python and pass data={{'train': (x, y), 'test': (x, y)}}")
-    if Path(name).is_dir():
+    if path_of("data.name", name).is_dir():
         raise ConfigError(f"{name!r} is a folder: for images set data.name = {IMAGE_FOLDER!r}, data.dir = {name!r}")
     own = ("synthetic-N with N samples", f"{HUB}owner/name", "your own as package.module:name")
     raise ConfigError(f"unknown data set {name!r}; {alternatives(name, names(), *own)}")
@@ -331,9 +331,11 @@ def overlap(one: str, other: str) -> bool:
     Example:
         >>> overlap("digits/public", "digits/private"), overlap("digits/public", "digits")
         (False, True)
+        >>> overlap("hf:Owner/set", "hf:owner/set")  # one address on the Hub
+        True
     """
     if ":" in one:  # a set of the Hub, or a user's own
-        return one == other
+        return one.casefold() == other.casefold()
     (base, _, half), (own, _, own_half) = one.partition("/"), other.partition("/")
     return base == own and {half, own_half} != {"private", "public"}
 
@@ -357,14 +359,7 @@ def _rows(examples: int, half: str) -> slice:
 def _part(whole: DataSet, name: str, half: str) -> DataSet:
     """One of two halves of the training examples; the test examples are the same."""
     order = np.random.default_rng(0).permutation(len(whole.train_y))
-    rows = np.sort(order[_rows(len(order), half)])
-    users = None if whole.train_user is None else np.unique(whole.train_user[rows], return_inverse=True)[1]
-    held = whole.held("train_x")
-    x: Any = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
-    test_x: Any = whole.held("test_x")
-    return dataclasses.replace(
-        whole, name=name, train_x=x, train_y=whole.train_y[rows], test_x=test_x, train_user=users, clients=None
-    )
+    return whole.keep(np.sort(order[_rows(len(order), half)]), name)
 
 
 def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:

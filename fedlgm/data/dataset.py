@@ -82,6 +82,25 @@ class DataSet:
         """Inputs of the training examples `rows`: `train_x[rows]`, without decoding all of them."""
         return inputs.take(self.__dict__.get("train_x", self.held("train_x")), rows)
 
+    def keep(self, rows: np.ndarray, name: str | None = None) -> DataSet:
+        """The set with these training examples only: users are numbered again, and an own division is dropped.
+
+        Args:
+            rows: indices of training examples.
+            name: another name.
+
+        Example:
+            >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
+            >>> DataSet.from_arrays((x, y), (x, y)).keep(np.array([0, 3, 4])).train_y.tolist()
+            [0, 1, 0]
+        """
+        held = self.held("train_x")
+        x: Any = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
+        test_x: Any = self.held("test_x")
+        users = None if self.train_user is None else np.unique(self.train_user[rows], return_inverse=True)[1]
+        kept = {"train_x": x, "train_y": self.train_y[rows], "test_x": test_x, "train_user": users, "clients": None}
+        return replace(self, name=self.name if name is None else name, **kept)
+
     @classmethod
     def from_arrays(
         cls,

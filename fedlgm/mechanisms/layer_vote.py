@@ -29,7 +29,8 @@ class VotedLayers(Bounded):
 
     A client votes for a quarter of the layers, those in which its update is longest (`fedlgm.queries.LayerVote`). The
     vote costs `share` of the first round's budget, and every round costs one release of the run's multiplier. If the
-    model has adapters, only they compete, and other layers, such as a new head, are released in every round.
+    model has adapters, only they compete, and other layers, such as a new head, are released in every round. If the
+    first round is void, the next one has the vote.
 
     Attributes:
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
@@ -68,7 +69,7 @@ class VotedLayers(Bounded):
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The round's plan: a function of the released vote, which later plans find in the last plan."""
         guarantee = Guarantee("proven", _PROVEN)
-        if transcript.plan is None:
+        if transcript.plan is None or transcript.unanswered(LayerVote.name):
             self._candidates(layers)
             queries, multiplier = beside_layers(LayerVote, layers, facts.noise_multiplier, self.share)
             every = np.ones(len(layers), dtype=bool)

@@ -21,7 +21,7 @@ class VotedFilling(FlatGaussian):
     data more (`fedlgm.queries.CutVote`). If more than half of the released vote is for `fedlgm.water_filling`, all
     later rounds are those of `water-filling`, else those of `gaussian`. Both have the same noise and charge, and the
     choice depends only on a released value. The first round is that of `gaussian`, with slightly more noise: the vote
-    takes `share` of its budget.
+    takes `share` of its budget. If the first round is void, the next one has the vote.
 
     Attributes:
         bound: l2 bound S of one client's update.
@@ -61,7 +61,7 @@ class VotedFilling(FlatGaussian):
         flat, parts = super().plan(layers, facts, transcript), layers.layers[0].parts
         if len(parts) == 1:
             return flat
-        if transcript.plan is None:
+        if transcript.plan is None or transcript.unanswered(CutVote.name):
             queries, multiplier = beside_layers(CutVote, layers, facts.noise_multiplier, self.share)
             return replace(flat, sigma=flat.clip * multiplier, queries=queries)
         vote = transcript.answer(CutVote.name)

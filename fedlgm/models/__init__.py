@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import nn
 from fedlgm import extension
 from fedlgm.errors import ConfigError
 from fedlgm.extension import misfit, named, named_arguments, options_of, parameters_of
+from fedlgm.files import path_of
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.adapters import adapt
 from fedlgm.models.built import refuse_parameter_hooks
@@ -208,7 +208,7 @@ def _find(name: str) -> Any:
             f"model {name!r} is the name of a file: pass the nn.Module; for the weights of a public base in a "
             "safetensors file set model.weights"
         )
-    if name not in _MODELS and ("/" in name or Path(name).is_dir()):
+    if name not in _MODELS and ("/" in name or path_of("model.name", name).is_dir()):
         raise ConfigError(
             f"model {name!r} is a folder or a name of the Hugging Face Hub: pass the module that from_pretrained makes"
         )

@@ -6,6 +6,9 @@ buffers (a causal mask, position codes) are allowed.
 
 from __future__ import annotations
 
+import copy
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -94,8 +97,8 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
     Raises:
         ConfigError: the same inputs give different outputs in a second call, or the module writes a buffer or fails.
     """
-    buffers, training = Unchanged(module), module.training
-    outputs = []
+    buffers, training, unused = Unchanged(module), module.training, unused_copy(module)
+    outputs, after = [], list[Tensor]()
     try:
         for mode, seed in ((False, 0), (True, 0), (True, 0), (False, 1)):  # in evaluation nothing may be drawn at all
             with users_code("the model fails in training mode", module), seeded(seed):
@@ -103,10 +106,15 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
         single = "the model fails in training mode on one example, as the last batch of a client"
         with users_code(single, module), seeded(0):
             inputs.call(module.train(), inputs.take(x, slice(1)))
+        for mode in (False, True):  # a copy that has seen another example first
+            for given in (inputs.take(x, slice(1)), x):
+                with users_code("the model fails in training mode", module), seeded(0):
+                    after.append(inputs.call(unused.train(mode), given).clone())
     finally:
         module.train(training)
     buffers.check()
-    for one, again in ((outputs[1], outputs[2]), (outputs[0], outputs[3])):
+    pairs = (outputs[1], outputs[2]), (outputs[0], outputs[3]), (outputs[0], after[1]), (outputs[1], after[3])
+    for one, again in pairs:
         # Sums may be added up in another order; what is remembered or drawn shows well above that.
         if not torch.allclose(one, again, rtol=1e-5, atol=1e-7, equal_nan=True):
             raise ConfigError(
@@ -114,6 +122,27 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
                 "it has seen, which would carry one client's data into another's update, or it draws random numbers "
                 "in evaluation or without PyTorch, which no run could repeat"
             )
+
+
+T = TypeVar("T")
+
+
+def unused_copy(made: T) -> T:
+    """A copy of a model or task that has seen no examples; the object itself if it cannot be copied.
+
+    A model's copy shares parameters and buffers, which may be large and are watched by `Unchanged`.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> copied = unused_copy(model)
+        >>> copied is model, copied.weight is model.weight
+        (False, True)
+    """
+    shared = (*made.parameters(), *made.buffers()) if isinstance(made, nn.Module) else ()
+    try:
+        return copy.deepcopy(made, {id(tensor): tensor for tensor in shared})
+    except Exception:  # a user's object may raise anything; its trial then shows less
+        return made
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.extension import named_arguments
-from fedlgm.files import transaction
+from fedlgm.files import path_of, transaction
 from fedlgm.privacy.chain import digest
 from fedlgm.privacy.charge import Charge, Draft, Head
 from fedlgm.privacy.guarantee import Claim, Guarantee, Status
@@ -67,7 +67,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path | str, owner: str | None = None) -> None:
-        self.path, self._reading = Path(path), owner is None
+        self.path, self._reading = path_of("ledger", path), owner is None
         self._alike: dict[str, int] = {}  # by protection: rows that state it
         if owner is None and not self.path.is_file():
             raise LedgerError(f"there is no ledger at {self.path}")

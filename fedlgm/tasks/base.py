@@ -61,6 +61,9 @@ class Task(ABC):
     def prepare(self, data: DataSet) -> DataSet:
         """The set with targets of the task's type; the same object if nothing changes.
 
+        An example must follow from itself and public constants alone: statistics of the training examples, such as
+        their mean, have no bound. Runs refuse a user's task that uses them.
+
         Raises:
             DataError: the targets do not fit the task; the message names a task that fits.
         """

@@ -15,29 +15,28 @@ from clients import Consent, LayerwiseClient, LocalWork, PartitionedSource
 from clients.cut_vote import CutVotes
 from clients.serving import Serving
 from fedlgm import data, devices, inputs, models, tasks
-from fedlgm.contributions import unbounded
 from fedlgm.data import DataSet, Partition
 from fedlgm.data.spent import Spent, division_name
 from fedlgm.devices import Numerics
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.example_level.trainer import ExampleTrainer
-from fedlgm.extension import is_reference, passed, users_code
+from fedlgm.extension import is_reference, passed
 from fedlgm.facts import RunFacts, Sampling
-from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
+from fedlgm.models.requirements import unused_copy
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.tasks import Task
 from fedlgm.tasks.own_figures import own_figures
-from fedlgm.training import ClientTask, Trainer, kinds
+from fedlgm.training import Trainer, kinds
 from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.native import Program
 from fedlgm.training.rates import factors
 from fedlgm.transcript import Transcript
-from fedlgm.trial import try_clients, try_examples
+from simulations.config import trials
 from simulations.config.facts import facts_of
 from simulations.config.messages import in_section
 from simulations.config.own import Own
@@ -45,8 +44,6 @@ from simulations.config.recipe import Recipe
 from simulations.config.spent import method_beside, require_planned
 from strategies.schedule import Scheduled
 from strategies.server_optimizer import OwnStep, ResumableStep
-
-_PROBED = 8  # public examples on which a user's own model is tried before anything is written
 
 
 @dataclass(frozen=True)
@@ -76,8 +73,14 @@ class Assembly:
         task, section = self.task, self.recipe.data
         with in_section("data", section.partition):
             found = data.load(passed(self.own.data, section.name, "data"), section.dir, **section.reading)
-            with users_code(f"task {task.name!r}", task):
-                return task.prepare(found)
+            prepared, parts = trials.prepared(task, found)
+            self.on_parts.extend(parts)
+            return prepared
+
+    @cached_property
+    def on_parts(self) -> list[Task]:
+        """Copies of a user's task that have prepared parts of the data."""
+        return []
 
     @cached_property
     def task(self) -> Task:
@@ -244,10 +247,11 @@ class Assembly:
         Raises:
             FedlgmError: the message gives the problem and the remedy.
         """
-        module = self.module()
+        module, dataset = self.module(), self.dataset
+        unused = unused_copy(self.task)  # prepared for the data, but without an example seen
         try:
             with prefix_key("task"):
-                self.task.check(module, self.dataset)
+                self.task.check(module, dataset)
         except ConfigError as error:
             if self.own.model is None or self.own.data is not None:
                 raise
@@ -269,7 +273,7 @@ class Assembly:
             or self.own.task is not None
             or is_reference(self.recipe.task.name)
         ):
-            self._try_training(module, own_model)
+            trials.try_training(self, unused, own_model)
         step = self.server_optimizer()
         step = step.inner if isinstance(step, Scheduled) else step
         if isinstance(step, OwnStep):
@@ -281,24 +285,6 @@ class Assembly:
                     "NaN or infinite"
                 )
         return module
-
-    def _try_training(self, module: nn.Module, own_model: bool) -> None:
-        """Refuse a user's model or task that cannot be trained on a few public examples."""
-
-        def updates(x: Inputs, y: Tensor) -> list[Tensor]:
-            trainer = self.trainer(self.recipe.training.vectorize == "on", compiled=False)
-            alike = [ClientTask(x, y, torch.Generator(), 1) for _ in range(2)]
-            made = trainer.updates(self.layers.flatten(module), alike)
-            return list(torch.cat([unbounded(update).clone() for update in made]))
-
-        count = len(self.dataset.test_y)  # rows from all of the set: it may be sorted by class
-        rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)
-        x, y = inputs.tensors(inputs.take(self.dataset.test_x, rows)), torch.from_numpy(self.dataset.test_y[rows])
-        owner = type(module if own_model else self.task)
-        if isinstance(self.mechanism, BoundsExamples):
-            try_examples(module, self.layers, self.task, x, y, owner)
-        else:
-            try_clients(module, updates, self.task, x, y, owner)
 
     def server_optimizer(self) -> ResumableStep:
         """The server's step, afresh."""

@@ -32,7 +32,7 @@ def parsed(texts: Iterable[str], option: str = "--grid") -> dict[str, list[Any]]
             raise ConfigError(f"{option} {key} is given twice: put all of its values into one")
         try:
             made[key] = tomllib.loads(f"values = [{values}]")["values"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             made[key] = [_single(part.strip()) for part in values.split(",") if part.strip()]
     return made
 
@@ -40,7 +40,7 @@ def parsed(texts: Iterable[str], option: str = "--grid") -> dict[str, list[Any]]
 def _single(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

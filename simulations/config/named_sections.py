@@ -8,7 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fedlgm import data, mechanisms, tasks
+from fedlgm.errors import ConfigError
 from fedlgm.extension import passed
+from fedlgm.files import path_of
 from fedlgm.mechanisms import Mechanism
 from fedlgm.tasks import Task
 from fedlgm.training import kinds
@@ -17,7 +19,10 @@ from simulations.config.sections import Count, Seed
 
 
 def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
+    try:
+        return str(path_of("file", Path(path).expanduser()).resolve())
+    except (ConfigError, RuntimeError) as error:  # there is no such user
+        raise ValueError(str(error)) from error
 
 
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]

@@ -13,6 +13,7 @@ from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, alternatives, prefix_key
 from fedlgm.extension import is_object, named_arguments
 from fedlgm.facts import Sampling
+from fedlgm.files import path_of
 from fedlgm.noised_by import NoisedBy
 from fedlgm.noised_by import get as noised_by
 from fedlgm.noised_in_shares import Shares
@@ -291,10 +292,10 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
 
 
 def _locate(recipe: str) -> Path:
+    path = path_of("recipe", recipe)
     bundled = BUNDLED / f"{recipe}.toml"
     if bundled.is_file():
         return bundled
-    path = Path(recipe)
     if path.is_file():
         return path
     raise ConfigError(f"no recipe {recipe!r}: neither a file nor bundled; {bundled_like(recipe)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedlgm.devices import NoiseChoice
 from fedlgm.errors import prefix_key
@@ -18,12 +18,20 @@ from simulations.config.public_seed import PublicSeed
 from strategies.server_optimizer import Name as OptimizerName
 
 _NOISE = ("independent", "banded", "square-root", "blt", "given")
+_LEAST_SHARE = 1e-12  # accountants fail on far smaller rates
 _LARGEST = 1e9  # float32 still multiplies with it
 
+
+def _accountable(share: float) -> float:
+    if share < _LEAST_SHARE:
+        raise ValueError(f"must be at least {_LEAST_SHARE:g}")
+    return share
+
+
 # Values of several keys.
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**128)]
-Share = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1), AfterValidator(_accountable)]
 Positive = Annotated[float, Field(gt=0, le=_LARGEST)]
 
 
@@ -55,7 +63,7 @@ class Federation(Section):
 
     clients: Count
     users: Count | list[Annotated[int, Field(ge=0)]] | None = None
-    rounds: Count
+    rounds: Annotated[int, Field(ge=1, le=1_000_000)]  # plans and costs are computed for each
     sampling: Scheme = "poisson"
     rate: Share | None = None
     cohort: Count | None = None

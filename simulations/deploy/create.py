@@ -195,7 +195,7 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = 
     """
     try:
         given = tomllib.loads(public.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{public} is not the public.toml of a node: {error}") from error
     try:
         flower_key = key_digest(certificates.public_pem(key.read_bytes()))

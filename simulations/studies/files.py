@@ -208,5 +208,5 @@ def _is_study(path: Path) -> bool:
     """Whether a file holds a study, and not a recipe, which has neither a grid nor claims."""
     try:
         return bool({"grid", "claims"} & tomllib.loads(path.read_text(encoding="utf-8")).keys())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from clients.updates import LocalWork
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.device_sum import DeviceSum
+from fedlgm.audits.subject import Subject
 from fedlgm.client_release import Asked, client_release
 from fedlgm.contributions import AnsweredUpdates
 from fedlgm.errors import ConfigError
@@ -50,7 +52,7 @@ def votes(*updates: list[float]) -> list[float]:
 def later(vote: float) -> list[ReleasePlan]:
     """The plans of the second and the third round."""
     mechanism, first = mechanisms.get("voted-filling"), first_plan()
-    transcript = Transcript.start(START).extend(START, torch.tensor([0.0, 0.0, 0.0, vote]), first)
+    transcript = Transcript.start(START).extend(START, torch.tensor([0.5, 0.0, 0.0, vote]), first)
     second = mechanism.plan(first.layers, FACTS, transcript)
     return [second, mechanism.plan(first.layers, FACTS, transcript.extend(START, torch.zeros(second.size), second))]
 
@@ -78,6 +80,15 @@ def test_the_majority_decides_all_later_rounds(vote, filling):
     assert not any(plan.queries for plan in later(vote))
 
 
+def test_a_void_round_decides_nothing():
+    mechanism, first = mechanisms.get("voted-filling"), first_plan()
+    void = Transcript.start(START).extend(START, torch.zeros(first.size), first)
+    again = mechanism.plan(first.layers, FACTS, void)
+    assert again.equals(first)
+    third = mechanism.plan(first.layers, FACTS, void.extend(START, torch.tensor([0.5, 0.0, 0.0, 0.4]), again))
+    assert (bool(third.fills), third.queries) == (True, ())
+
+
 def test_a_model_of_one_layer_has_no_vote():
     mechanism = mechanisms.get("voted-filling")
     layers = mechanism.table(LayerTable.from_sizes({"only": 3}))
@@ -93,6 +104,16 @@ def test_no_answer_moves_the_sum_by_more_than_its_bound(answer):
         total.add(updates)
         assert abs(float(total.total[-1])) <= 0.5
         assert float(total.total[:-1].norm()) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_an_audit_moves_the_vote_as_far_as_a_client_can():
+    subject = Subject.of("voted-filling")
+    moved = [
+        np.linalg.norm((one.total - other.total).numpy() / one.plan.scales) * one.plan.effective_multiplier
+        for one, other in subject.neighbours(subject.start)
+    ]
+    assert max(moved) == pytest.approx(1.0, abs=1e-4)
+    assert max(moved) <= 1
 
 
 def test_answers_of_another_shape_are_refused():

@@ -195,6 +195,19 @@ def test_models_are_checked(model: Any, message: str | None) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_task_that_keeps_the_first_targets_is_refused() -> None:
+    class Centred(tasks.Task):
+        middle: torch.Tensor | None = None
+
+        def losses(self, outputs, targets):
+            if self.middle is None:
+                self.middle = targets.mean()
+            return (outputs - targets.view_as(outputs) + self.middle).square().flatten(1).mean(dim=1)
+
+    with pytest.raises(ConfigError, match="it or the task keeps state"):
+        check_model(lambda: Net(), NUMBERS, Centred())
+
+
 def test_a_model_need_not_be_vectorised() -> None:
     check_model(lambda: Net(branches), NUMBERS, "regression", vectorized=False)
 

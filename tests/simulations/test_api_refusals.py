@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 import simulations
 from fedlgm import Task, tasks
 from fedlgm.errors import ConfigError, DataError, FedlgmError, PrivacyError
+from fedlgm.testing import check_model
+from fedlgm.training import SequentialTrainer
 from tests.support.own_objects import DATA, SMALL, Alike, Net, X, Y
 
 EXAMPLES = ["training.batch_size=8", "privacy.accountant=rdp", "privacy.delta=0.001"]
@@ -46,6 +49,85 @@ class Sly(Net):
         if torch.is_grad_enabled():
             self.seen += 0.5
         return super().forward(x + self.seen)
+
+
+class Standardising(Net):
+    """Keeps the mean of the first batch that it sees."""
+
+    mean: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mean is None:
+            self.mean = x.mean(0)
+        return super().forward(x - self.mean)
+
+
+class Weighing(Task):
+    """Weighs classes by the first targets that it sees."""
+
+    weights: torch.Tensor | None = None
+
+    def losses(self, outputs, targets):
+        if self.weights is None:
+            self.weights = 1 / (1 + torch.bincount(targets, minlength=2))
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none") * self.weights[targets]
+
+
+class Scaling(Task):
+    """Scales targets by all of their part."""
+
+    def losses(self, outputs, targets):
+        return (outputs[:, 0] - targets).square()
+
+    def targets(self, y, part):
+        return ((y - y.mean()) / y.std()).astype(np.float32)
+
+
+class Shifting(Scaling):
+    """Changes all inputs by the mean of the training inputs."""
+
+    def prepare(self, data):
+        mean = data.train_x.mean(axis=0)
+        real = {"train_y": data.train_y.astype(np.float32), "test_y": data.test_y.astype(np.float32)}
+        return replace(data, train_x=data.train_x - mean, test_x=data.test_x - mean, **real)
+
+
+class Keeping(Scaling):
+    """Keeps the mean of the training targets for its losses."""
+
+    def prepare(self, data):
+        self.mean = float(data.train_y.mean())
+        return data
+
+    def losses(self, outputs, targets):
+        return (outputs[:, 0] - targets + self.mean).square()
+
+
+class Rounding(Scaling):
+    """Makes each target of itself."""
+
+    def targets(self, y, part):
+        return np.sign(y - 0.5).astype(np.float32)
+
+
+class Mixing(SequentialTrainer):
+    """Adds to each client's update that of the client before."""
+
+    def updates(self, model, clients):
+        made = torch.cat([block.clone() for block in super().updates(model, clients)])
+        return iter([made + made.roll(1, 0)])
+
+
+class Accumulating(SequentialTrainer):
+    """Adds the first update of all to every update."""
+
+    first: torch.Tensor | None = None
+
+    def updates(self, model, clients):
+        for block in super().updates(model, clients):
+            if self.first is None:
+                self.first = block.clone()
+            yield block + self.first
 
 
 class Counting(Net):
@@ -110,6 +192,12 @@ class Steps:
         ({"data": {"train": (X, Y - 1), "test": (X, Y)}}, DataError, "needs targets of at least 0"),
         ({"model": Recurrent}, ConfigError, "^model: the model returns different outputs .* it remembers what"),
         ({"model": Sly}, ConfigError, "^an update depends on what was trained before"),
+        ({"model": Standardising}, ConfigError, "^model: the model returns different outputs .* it remembers what"),
+        ({"model": Standardising()}, ConfigError, "^model: the model returns different outputs .* it remembers what"),
+        ({"task": Weighing}, ConfigError, "^an update depends on what was trained before"),
+        ({"task": Weighing()}, ConfigError, "^an update depends on what was trained before"),
+        ({"trainer": Mixing}, ConfigError, "^an update depends on what was trained before or with it"),
+        ({"trainer": Accumulating}, ConfigError, "^an update depends on what was trained before or with it"),
         ({"model": Counting}, ConfigError, "^model: the model's buffer 'calls' would follow private data"),
         ({"model": Untrainable}, ConfigError, r"training on 8 test examples fails: RuntimeError: .*inplace"),
         ({"model": lambda: torch.nn.Linear(5, 2, device="meta")}, ConfigError, "is on the device meta"),
@@ -179,6 +267,38 @@ def test_models_without_gradients_per_example_are_refused_before_anything_is_wri
     with pytest.raises(ConfigError, match=message):
         simulations.simulate("dp-sgd-digits", model=model, data=DATA, overrides=EXAMPLES, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("recipe", ["digits", "dp-sgd-digits"])
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Scaling, "prepares an example by means of other training examples"),
+        (Shifting, "prepares an example by means of other training examples"),
+        (Keeping, "its losses depend on the training examples that it has prepared"),
+        (Rounding, ""),
+    ],
+)
+def test_statistics_of_the_training_examples_in_a_task_are_refused(
+    recipe: str, task: type[Task], words: str, tmp_path: Path
+) -> None:
+    changes = [*(EXAMPLES if recipe.startswith("dp") else SMALL), "data.partition=iid", "federation.rounds=1"]
+    for given in (task, task()):
+        run = partial(simulations.simulate, recipe, model=Net, task=given, data=DATA, overrides=changes)
+        if not words:
+            run(run_dir=tmp_path / type(given).__name__)
+            continue
+        with pytest.raises(ConfigError, match=words):
+            run(run_dir=tmp_path / "run")
+        with pytest.raises(ConfigError, match=words):
+            check_model(Net, DATA, given, vectorized=False)
+
+
+def test_a_task_that_weighs_examples_by_the_first_ones_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="an update depends on what was trained before"):
+        simulations.simulate(
+            "dp-sgd-digits", model=Net, task=Weighing(), data=DATA, overrides=EXAMPLES, run_dir=tmp_path / "run"
+        )
 
 
 def test_models_with_gradients_per_example_are_trained(tmp_path: Path) -> None:

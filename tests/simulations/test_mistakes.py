@@ -333,6 +333,27 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an optimizer as the model": (run(model=SGD(nn.Linear(5, 2).parameters(), 0.1)), "'SGD' is neither an nn.Module"),
     "layers in a list": (run(model=[nn.Linear(5, 2)]), "'list' is neither an nn.Module"),
+    # paths that no file can have, and numbers that no run can have
+    "a recipe of too many characters": (lambda: simulations.simulate("a" * 5000), "recipe 'aaa"),
+    "a file of nobody's": (changed(model__weights="~nobody-here/a"), "model.weights: Could not determine home"),
+    "a file with a name too long": (changed(model__weights="a" * 5000), "cannot be used: File name too long"),
+    "a folder with a name too long": (run(run_dir="a" * 5000), "cannot be used: File name too long"),
+    "a folder with a zero byte": (run(run_dir="runs/a\0"), "run_dir must be a path, such as 'runs/first'"),
+    "a ledger with a name too long": (strategy(ledger="a" * 5000), "cannot be used: File name too long"),
+    "data with a name too long": (
+        lambda: simulations.simulate(overrides={"data.name": "a" * 5000}), "cannot be used: File name too long",
+    ),
+    "more rounds than can be planned": (changed(federation__rounds=2**63), "rounds: must be at most 1000000"),
+    "a rate below every accountant's numbers": (changed(federation__rate=1e-320), "rate: must be at least 1e-12"),
+    "a separation of any length": (
+        changed(privacy__min_separation=10**400), "privacy.min_separation: must be at most 1000000000",
+    ),
+    "a number of thousands of digits": (
+        lambda: simulations.simulate(overrides=["federation.rounds=" + "9" * 5000]), "must be a whole number, got '999",
+    ),
+    "lists nested without end": (
+        lambda: simulations.simulate(overrides=["run.seed=" + "[" * 3000 + "]" * 3000]), "must be a whole number",
+    ),
     # studies
     "a grid by a bare key": (study(grid={"epsilon": [1, 2]}), "did you mean 'privacy.epsilon'?"),
     "a grid of one value": (study(grid={"privacy.epsilon": 3}), "must be a list of values, got 3"),
@@ -352,6 +373,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown trust": (strategy(trust="none"), "known: central, local"),
     "a folder as the ledger": (strategy(ledger="."), "check that its folder exists"),
     "a mechanism of examples": (strategy(mechanism="dp-sgd"), "bounds examples, which only clients"),
+    "a mechanism with a vote": (
+        strategy(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)), mechanism="voted-filling"),
+        "use mechanism='water-filling' or 'gaussian'",
+    ),
     "the class of a model": (lambda: PrivateClientApp(nn.Linear), "PrivateClientApp(Linear(...))"),
     "a client_fn": (lambda: PrivateClientApp(client_fn=print), "moves its training loop under @app.train()"),
     "an app without a model": (lambda: PrivateClientApp(), "takes the model, an nn.Module"),

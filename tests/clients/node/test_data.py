@@ -13,7 +13,7 @@ import pytest
 from clients.node import data as node_data
 from clients.node.policy import Data
 from fedlgm import tasks
-from fedlgm.errors import DataError
+from fedlgm.errors import ConfigError, DataError
 
 X = np.arange(2 * 4 * 4, dtype=np.uint8).reshape(2, 4, 4) * 7
 Y = np.array([1, 0])
@@ -153,6 +153,11 @@ def test_damaged_data(tmp_path, arrays, message):
 def test_missing_data(tmp_path):
     with pytest.raises(DataError, match="there is nothing at"):
         read(tmp_path, kind="numpy", path="d.npz")
+
+
+def test_a_path_that_the_system_refuses(tmp_path):
+    with pytest.raises(ConfigError, match=r"data.path '.*' cannot be used: File name too long"):
+        read(tmp_path, kind="numpy", path="d" * 5000)
 
 
 def test_the_digest_is_that_of_the_examples(tmp_path):

@@ -12,6 +12,7 @@ import torch
 
 from clients.node import data as node_data
 from clients.node.folder import NodeFolder
+from clients.node.release import Releaser
 from clients.node.units import SingleExamples
 from clients.source import ClientData
 from fedlgm.errors import DataError
@@ -91,3 +92,36 @@ def test_a_plan_for_users_is_refused_before_it_is_charged(tmp_path, trust):
         assert said["code"] == "plan"
         assert "a plan for users" in said["why"]
         assert rows(folder) == []
+
+
+CENTRED = "tests.clients.node.test_targets:Centred"
+
+
+class Centred(Classification):
+    """A task of an operator's own that makes labels of all of the node's."""
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        return super().targets((y - y.min()) % 2, part)
+
+
+def test_a_target_is_made_without_those_of_other_examples(tmp_path, monkeypatch):
+    """One example with the label 1 would otherwise change the labels of all others."""
+    folder = made(tmp_path / "node", "example")
+    edit(folder, f'tasks = ["{TASK}"', f'tasks = ["{CENTRED}"')
+    trained = []
+    original = SingleExamples.examples
+
+    def seen(self, *given, **options):
+        trained.append(original(self, *given, **options))
+        return trained[-1]
+
+    monkeypatch.setattr(SingleExamples, "examples", seen)
+    policy = folder.policy()
+    data = node_data.read(policy.data, folder.path)
+    releaser = Releaser(policy, data, node_data.digest(data), bytes(32))
+    request = releaser.understand(
+        1, example_level.plan().to_json(), example_level.WORK | {"task": {"name": CENTRED}},
+    )  # fmt: skip
+    releaser.make(request, "a" * 64)
+    assert len(trained[0]) == len(data)
+    assert not trained[0].y.any()  # each label minus itself

@@ -45,6 +45,14 @@ def test_every_round_costs_one_release_and_the_winners_stay():
     assert (first.freezes, second.freezes) == (False, True)
 
 
+def test_a_void_round_elects_nobody():
+    layers, mechanism = LayerTable.from_sizes({"a": 4, "b": 40}), mechanisms.get("layer-vote")
+    start = Transcript.start(torch.zeros(layers.size))
+    first = mechanism.plan(layers, FACTS, start)
+    void = start.extend(torch.zeros(layers.size), torch.zeros(first.size), first)
+    assert mechanism.plan(layers, FACTS, void).equals(first)
+
+
 def test_adapters_compete_and_the_new_head_is_always_released():
     model = adapt(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)), 2, ["0", "1"], also=["2"])
     layers = LayerTable.from_module(model, "adapter")

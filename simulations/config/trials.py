@@ -1,0 +1,72 @@
+"""Trials of a user's task and model, before a run writes anything."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm import inputs
+from fedlgm.contributions import unbounded
+from fedlgm.data import DataSet
+from fedlgm.extension import is_bundled, users_code
+from fedlgm.mechanisms import BoundsExamples
+from fedlgm.models.requirements import unused_copy
+from fedlgm.tasks import Task
+from fedlgm.training import ClientTask
+from fedlgm.trial import Examples, require_same_losses, try_clients, try_examples, try_preparing
+
+if TYPE_CHECKING:
+    from simulations.config.assembly import Assembly
+
+_PROBED = 8  # public examples
+
+
+def prepared(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
+    """The data as a task prepares them, and copies of a user's task that have prepared parts of them.
+
+    Raises:
+        ConfigError: a user's task fails, or prepares an example by means of others.
+    """
+    if is_bundled(task) or (type(task).prepare, type(task).targets) == (Task.prepare, Task.targets):
+        return task.prepare(found), []
+    before = unused_copy(task)
+    with users_code(f"task {task.name!r}", task):
+        made = task.prepare(found)
+    return made, try_preparing(before, found, made)
+
+
+def try_training(assembly: Assembly, task: Task, own_model: bool) -> None:
+    """Refuse a user's model or task that cannot be trained on a few public examples.
+
+    Args:
+        assembly: what the recipe defines.
+        task: the task, before it has seen examples.
+        own_model: whether the model is the user's.
+
+    Raises:
+        ConfigError: the message names the problem.
+    """
+    module, dataset = assembly.module(), assembly.dataset
+
+    def updates(clients: Sequence[Examples]) -> list[Tensor]:
+        fresh = copy.copy(assembly)
+        vars(fresh)["task"] = unused_copy(task)
+        trainer = fresh.trainer(assembly.recipe.training.vectorize == "on", compiled=False)
+        alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
+        made = trainer.updates(assembly.layers.flatten(module), alike)
+        return list(torch.cat([unbounded(update).clone() for update in made]))
+
+    count = len(dataset.test_y)  # rows from all of the set: it may be sorted by class
+    rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)
+    x, y = inputs.tensors(inputs.take(dataset.test_x, rows)), torch.from_numpy(dataset.test_y[rows])
+    owner = type(module if own_model else task)
+    require_same_losses(unused_copy(task), assembly.on_parts, assembly.module(), x, y)
+    if isinstance(assembly.mechanism, BoundsExamples):
+        try_examples(module, assembly.layers, unused_copy(task), x, y, owner)
+    else:
+        try_clients(module, updates, assembly.task, x, y, owner)
