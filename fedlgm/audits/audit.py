@@ -175,8 +175,13 @@ def _own(name: str) -> OwnAudit | None:
     return found
 
 
+@named_arguments
 def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
     """Reported figures of releases that follow a plan of the subject.
+
+    Args:
+        subject: the mechanism on audit.
+        plan: a round's plan.
 
     Example:
         >>> subject = Subject.of("snr-consistent", epsilon=1.0)

@@ -154,7 +154,7 @@ def test_an_option_that_is_a_key_of_the_recipe(run, arguments, words):
         (("resume", "runs/digits"), "No such command 'resume': use simulate --resume."),
         (("run", "digits"), "No such command 'run': use simulate."),
         (("version",), "use --version."),
-        (("first",), "known: pretrain, simulate, compare"),
+        (("first",), "known: simulate, compare, study"),
         (("node", "stats"), "No such command 'stats': did you mean 'status'?"),
         (("attack", "digits"), "known: mia, lira"),
         (("deploy", "stop", "lab"), "No such command 'stop': use down."),
