@@ -32,14 +32,13 @@ from fedlgm.mechanisms.base import BoundsExamples, Mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
-from fedlgm.queries import CutVote
 from fedlgm.release import release
 from fedlgm.transcript import Transcript
 
 LAYERS = {"first": 400, "second": 1600, "last": 100}
 """Sizes of the model on which mechanisms are tried by default."""
 _ABOVE = 8.0  # raw updates over their bounds
-_VOTE = 1e6  # far above its bound
+_ANSWER = 1e6  # far above any bound
 _ROUNDS = 4
 _CLIENTS = 7  # an odd number: one client decides where a median lies
 _BATCH, _ANGLE, _CANARY = 100, 0.01, 10.0  # examples that agree, and one whose gradient is ten times the bound
@@ -234,11 +233,11 @@ class Subject:
 
     @staticmethod
     def _answered(update: Tensor, plan: ReleasePlan) -> Updates:
-        """An update with the largest vote, if the plan asks for one: a client could answer anything."""
-        if not any(name == CutVote.name for name, _, _ in plan.asked):
-            return update
-        vote = math.copysign(_VOTE, float(update.sum()))
-        return AnsweredUpdates(update[None], {CutVote.name: torch.tensor([[vote]])})
+        """An update with the largest answers to queries of data: a client could answer anything."""
+        answer = math.copysign(_ANSWER, float(update.sum()))
+        asked = [noisy for noisy in plan.queries if noisy.query.of_data]
+        answers = {noisy.query.name: torch.full((1, noisy.size), answer) for noisy in asked}
+        return AnsweredUpdates(update[None], answers) if answers else update
 
     def neighbours(self, transcript: Transcript) -> Iterator[tuple[World, World]]:
         """Pairs of populations that differ in one client: with the target, and without it or with another client."""
