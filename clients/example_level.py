@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -25,12 +25,28 @@ from fedlgm.example_level.trainer import (
     poisson_rows,
 )
 from fedlgm.keys import KeyRing
+from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import ReleasePlan
 
 GROUP_BYTES = 1 << 20
 """Largest size of the sums of clients that take their steps together, so that they fit the processor's cache."""
 HELD_BYTES = 32 << 20
 """Bytes of clients' data that a process keeps from one round to the next."""
+
+
+@dataclass(frozen=True)
+class ExampleWork(LocalWork):
+    """Training and data of clients whose examples are bounded.
+
+    Attributes:
+        trainer: bounds the examples' gradients.
+    """
+
+    trainer: ExampleTrainer  # type: ignore[assignment]
+
+    def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
+        """See `LocalWork.contributions`; the trainer has the mechanism."""
+        return ExampleSteps(self, numerics)
 
 
 class ExampleSteps(Contributions):
@@ -41,13 +57,13 @@ class ExampleSteps(Contributions):
     private change of its model.
 
     Args:
-        work: training and data, with an `ExampleTrainer` as trainer.
+        work: training and data.
         numerics: see `Contributions`.
     """
 
-    def __init__(self, work: LocalWork, numerics: Numerics | None = None) -> None:
+    def __init__(self, work: ExampleWork, numerics: Numerics | None = None) -> None:
         super().__init__(numerics)
-        self._work, self._trainer = work, cast(ExampleTrainer, work.trainer)
+        self._work, self._trainer = work, work.trainer
         self._held: dict[int, tuple[ClientData, bytes]] = {}
 
     def empty(self, plan: ReleasePlan) -> BoundedSum:

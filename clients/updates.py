@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,12 +33,11 @@ from fedlgm.devices import Numerics, torch_threads
 from fedlgm.extension import named_arguments
 from fedlgm.facts import LocalTraining
 from fedlgm.keys import KeyRing, Purpose
-from fedlgm.mechanisms import BoundsExamples, Mechanism, UsesPrivateUpdates
+from fedlgm.mechanisms import Mechanism, UsesPrivateUpdates
 from fedlgm.training import ClientTask, Trainer
 
 if TYPE_CHECKING:
     from clients.cut_vote import CutVotes
-    from fedlgm.example_level.trainer import ExampleTrainer
 
 
 @named_arguments
@@ -47,14 +46,14 @@ class LocalWork:
     """A client's training and data, before bounding.
 
     Attributes:
-        trainer: local training; an `ExampleTrainer` for mechanisms that bound examples.
+        trainer: local training.
         settings: settings of the training.
         source: the clients' data.
         straggler_rate: probability that a client stops after one epoch in a round (simulations only).
         votes: makes the clients' votes between cuts of their updates, for plans that ask for them.
     """
 
-    trainer: Trainer | ExampleTrainer
+    trainer: Trainer
     settings: LocalTraining
     source: ClientSource
     straggler_rate: float = 0.0
@@ -62,10 +61,6 @@ class LocalWork:
 
     def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
         """Clients' contributions under a mechanism; the arguments are those of `clients.LayerwiseClient`."""
-        if isinstance(mechanism, BoundsExamples):
-            from clients.example_level import ExampleSteps  # only where examples are bounded
-
-            return ExampleSteps(self, numerics)
         if self.votes is not None:
             from clients.cut_vote import VotingUpdates
 
@@ -91,9 +86,7 @@ class ClientUpdates(Contributions):
         """See `Contributions.updates`; None for clients without data."""
         tasks = {client: self._task(client, asked, order) for client in asked.clients}
         with torch_threads(self.numerics.threads):
-            blocks = cast(Trainer, self.work.trainer).updates(
-                asked.model, [task for task in tasks.values() if task is not None]
-            )
+            blocks = self.work.trainer.updates(asked.model, [task for task in tasks.values() if task is not None])
             rows: Updates = torch.empty(0)
             for trained, run in groupby(tasks, key=lambda client: tasks[client] is not None):
                 waiting = list(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,9 +21,31 @@ from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER
 from fedlgm.run_noise import INDEPENDENT, NoiseSource, RunNoise, check_cpu, noise_source
 
-__all__ = ["SERVER", "Noising", "fingerprint", "local_release", "local_releases", "release"]
+__all__ = ["SERVER", "Noising", "ReleaseObserver", "fingerprint", "local_release", "local_releases", "release"]
 
 _PRECISE = (torch.float32, torch.float64)
+
+
+class ReleaseObserver(Protocol):
+    """An observer of a simulation's sums before and after noise. It is never part of a deployment.
+
+    Example:
+        >>> class Noise:
+        ...     def insert(self, round, plan, total):
+        ...         self.exact = total.clone()
+        ...
+        ...     def observe(self, round, plan, noisy):
+        ...         print(round, float((noisy - self.exact).std()))
+        >>> observer: ReleaseObserver = Noise()
+    """
+
+    def insert(self, round: int, plan: ReleasePlan, total: Tensor) -> None:
+        """Receive the bounded sum [plan.size] before noise is added; the observer may add to it in place."""
+        ...
+
+    def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
+        """Receive the noisy sum [plan.size] before it is used."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

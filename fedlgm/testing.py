@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from fedlgm import inputs, models, tasks
 from fedlgm.aggregation import BoundedSum, bound_update
+from fedlgm.clipping import Scaling
 from fedlgm.data import DataSet, Loadable, Partition, load
 from fedlgm.errors import ConfigError, DataError, PrivacyError, prefix_key
 from fedlgm.example_level.bounding import bound_gradients
-from fedlgm.example_level.scaling import Scaling, one_by_one
+from fedlgm.example_level.scaling import one_by_one
 from fedlgm.extension import named_arguments
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable

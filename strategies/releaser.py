@@ -15,13 +15,11 @@ from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
-from fedlgm.release import Noising, fingerprint
+from fedlgm.release import Noising, ReleaseObserver, fingerprint
 from fedlgm.run_noise import RunNoise
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
-
-    from fedlgm.audits.canaries import ReleaseObserver  # half a second of imports that workers do without
 
 
 @named_arguments

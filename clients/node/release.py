@@ -19,7 +19,6 @@ from clients.node.policy import Policy, Refusal
 from clients.node.units import BY_BOUND, NodeUnit
 from clients.node.work import Work, Workshop
 from clients.source import ClientData
-from clients.updates import LocalWork
 from fedlgm import inputs, tasks
 from fedlgm.client_release import Asked, Contributions, Keys, Noised, client_release
 from fedlgm.devices import Numerics, torch_threads
@@ -209,8 +208,8 @@ class Releaser:
             return client_release(self._contributions(request), Charged(keys), asked)[0].total
 
     def _contributions(self, request: Request) -> Contributions:
-        """The node's contribution; None without data, or if training fails on them."""
-        job, numerics = self.workshop.job(request.work), Numerics(self._policy.limits.threads)
+        """The node's contribution."""
+        job = self.workshop.job(request.work)
 
         def own(client: int) -> ClientData:  # called where an error of this node's data is caught
             targets = partial(node_data.targets, self._policy.data, task=job.task)
@@ -219,8 +218,8 @@ class Releaser:
         def votes() -> CutVotes:
             return CutVotes(self.workshop.module(request.work), job.layers, job.task)
 
-        work = LocalWork(self.workshop.trainer(request.work, request.unit), job.settings, own, votes=votes)
-        return request.unit.contributions(work, job, numerics)
+        trainer = self.workshop.trainer(request.work, request.unit)
+        return request.unit.contributions(job, trainer, own, votes, Numerics(self._policy.limits.threads))
 
     def _keys(self, purpose: str, name: str) -> KeyRing:
         digest = hmac.new(self._secret, f"{purpose} {name}".encode(), hashlib.sha256).digest()

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from clients.cut_vote import VotingUpdates
-from clients.example_level import ExampleSteps
+from clients.cut_vote import CutVotes, VotingUpdates
+from clients.example_level import ExampleSteps, ExampleWork
 from clients.node.policy import Refusal
 from clients.node.row import CLIENT, EXAMPLE
-from clients.source import ClientData
+from clients.source import ClientData, ClientSource
 from clients.updates import LocalWork
 from fedlgm import inputs, privacy
 from fedlgm.client_release import Asked, Contributions
@@ -108,9 +108,19 @@ class WholeData:
         """
         return ClientData(data.x, targets(data.y))
 
-    def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
-        """The node's contribution, for `client_release`."""
-        return _NodeUpdates(work, job.mechanism, numerics)
+    def contributions(
+        self, job: Job, trainer: Any, source: ClientSource, votes: Callable[[], CutVotes], numerics: Numerics
+    ) -> Contributions:
+        """The node's contribution, for `client_release`; None without data, or if training fails on them.
+
+        Args:
+            job: the work's job.
+            trainer: from `trainer`.
+            source: the node's data.
+            votes: see `LocalWork.votes`.
+            numerics: threads, device and noise backend.
+        """
+        return _NodeUpdates(LocalWork(trainer, job.settings, source, votes=votes), job.mechanism, numerics)
 
 
 class SingleExamples:
@@ -173,9 +183,11 @@ class SingleExamples:
                     taken[row] = own
         return ClientData(inputs.take(data.x, list(taken)), torch.cat([like[:0], *taken.values()]))
 
-    def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
+    def contributions(
+        self, job: Job, trainer: Any, source: ClientSource, votes: Callable[[], CutVotes], numerics: Numerics
+    ) -> Contributions:
         """See `WholeData.contributions`."""
-        return ExampleSteps(work, numerics)
+        return ExampleSteps(ExampleWork(trainer, job.settings, source), numerics)
 
 
 NodeUnit = WholeData | SingleExamples

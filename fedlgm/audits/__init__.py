@@ -10,13 +10,14 @@
 """
 
 from fedlgm.audits.audit import Audit, OwnAudit, register, reported_of, watch
-from fedlgm.audits.canaries import Canaries, ReleaseObserver
+from fedlgm.audits.canaries import Canaries
 from fedlgm.audits.distinguisher import audit_release
 from fedlgm.audits.one_run import audit_record
 from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import AdversaryRow, AuditResult, Check, LayerRow, Method, Reported
 from fedlgm.audits.scores import CONFIDENCE, Scores
 from fedlgm.audits.subject import Subject
+from fedlgm.release import ReleaseObserver
 
 __all__ = [
     "CONFIDENCE",

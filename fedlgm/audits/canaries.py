@@ -21,7 +21,7 @@ random. The checks of the noise then use z = C w, which whitening computes from 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,18 +50,6 @@ _PARTICIPATION, _SIGNS, _BITS, _SKETCHES = 0, 1, 2, 3  # paths of the auditor's 
 
 Columns = dict[int, tuple[int, int, int]]
 """Layer -> (start and end in the released vector, start in the flat update)."""
-
-
-class ReleaseObserver(Protocol):
-    """An observer of a simulation's sums before and after noise. It is never part of a deployment."""
-
-    def insert(self, round: int, plan: ReleasePlan, total: Tensor) -> None:
-        """Receive the bounded sum [plan.size] before noise is added; the observer may add to it in place."""
-        ...
-
-    def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
-        """Receive the noisy sum [plan.size] before it is used."""
-        ...
 
 
 @named_arguments

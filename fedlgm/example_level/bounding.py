@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedlgm.clipping import Scaling
 from fedlgm.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import PrivacyError
 from fedlgm.example_level.engine import ClippedSum
 from fedlgm.example_level.norms import norm_of
-from fedlgm.example_level.scaling import Scaling, one_by_one
+from fedlgm.example_level.scaling import one_by_one
 from fedlgm.layers import LayerTable
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.engine import ExampleLosses
 from fedlgm.example_level.trainer import ExampleTrainer, batch_keys, digest_of, poisson_rows
 from fedlgm.extension import named_arguments
 from fedlgm.inputs import Inputs
@@ -32,6 +31,7 @@ from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.guarantee import Guarantee, caveat_of
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.release import Noising, fingerprint, release
+from fedlgm.tasks.base import ExampleLosses
 from fedlgm.transcript import Transcript
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm import tasks
+from fedlgm.clipping import Scaling
 from fedlgm.devices import exact_arithmetic, seeded
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.example_level.generic import GenericSite
@@ -22,12 +23,13 @@ from fedlgm.example_level.passes import Pass, Place, Site, Total
 from fedlgm.example_level.pooling import max_pool, suits
 from fedlgm.example_level.rules import rule_for
 from fedlgm.example_level.rules.base import all_finite
-from fedlgm.example_level.scaling import FlatClip, Scaling, one_by_one
+from fedlgm.example_level.scaling import FlatClip, one_by_one
 from fedlgm.example_level.stack import StackPass
 from fedlgm.extension import named_arguments
 from fedlgm.inputs import parts
 from fedlgm.layers import LayerTable
 from fedlgm.models.built import Built, refuse_gradient_hooks
+from fedlgm.tasks.base import ExampleLosses
 from fedlgm.training.stack.tape import Memory
 
 ACTIVATION_BYTES = 8 << 20
@@ -38,27 +40,6 @@ STORED_BYTES = 128 << 20
 """Size of a micro-batch's per-example gradients that may be kept at a time."""
 _PRECISE = (torch.float32, torch.float64)
 _BOTH, _EACH = slice(2), (slice(1), slice(1, 2))
-
-
-class ExampleLosses(Protocol):
-    """The part of a task that the engine uses.
-
-    Example:
-        >>> from fedlgm.example_level.scaling import of_style
-        >>> class Squares:
-        ...     def losses(self, outputs, y):
-        ...         return (outputs[:, 0] - y).square()
-        >>> model, losses = nn.Linear(1, 1, bias=False), Squares()
-        >>> _ = nn.init.ones_(model.weight)
-        >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 0.0])
-        >>> gradients = ExampleGradients(model, LayerTable.from_module(model), losses)
-        >>> gradients.sum(x, y, of_style("flat", 3.0, 1)).total.round()  # 2 and 8, the latter cut to 3
-        tensor([5.])
-    """
-
-    def losses(self, outputs: Any, y: Any) -> Tensor:
-        """Loss of every example, [n]."""
-        ...
 
 
 @dataclass(frozen=True)

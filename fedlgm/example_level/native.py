@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedlgm.clipping import Scaling
 from fedlgm.example_level.engine import ClippedSum
 from fedlgm.example_level.norms import norm_of
 from fedlgm.example_level.rules.base import all_finite
-from fedlgm.example_level.scaling import Scaling, one_by_one
+from fedlgm.example_level.scaling import one_by_one
 from fedlgm.layers import LayerTable
 from fedlgm.models.built import Built
 from fedlgm.training.native import call

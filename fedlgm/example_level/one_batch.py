@@ -8,11 +8,12 @@ from typing import Literal
 import numpy as np
 from torch import Tensor, nn
 
-from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
+from fedlgm.example_level.engine import ExampleGradients
 from fedlgm.example_level.scaling import of_style
 from fedlgm.extension import named_arguments, users_code
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
+from fedlgm.tasks.base import ExampleLosses
 
 
 @named_arguments

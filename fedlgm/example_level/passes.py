@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlgm.clipping import Scaling
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.generic import GenericSite
 from fedlgm.example_level.norms import norm_of
 from fedlgm.example_level.rules import Kept, KeptGradients, Rule, Use
 from fedlgm.example_level.rules.base import all_finite
-from fedlgm.example_level.scaling import Scaling
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlgm.clipping import Scaling
 from fedlgm.errors import ConfigError
 from fedlgm.extension import is_bundled, named_arguments
 from fedlgm.rows_apart import rows_apart
@@ -28,45 +28,6 @@ LEAST_STABILISER = 1e-6
 """Smallest stabiliser, which keeps short gradients from being scaled up without limit."""
 LEAST_NORM = 2.0**-46
 """Norms below this value count as 0 in a normalisation, because float32 does not determine the direction."""
-
-
-class Scaling(Protocol):
-    """Factors of the layers' gradients.
-
-    A user's scaling is called with one example at a time (n = 1), and its factors are cut to its bounds (see
-    `one_by_one`).
-
-    Attributes:
-        per_layer: whether the factor of a layer depends on the norm of that layer alone. Such gradients are scaled and
-            added during the backward pass; all others wait for its end.
-
-    A scaling that bounds another norm than l2 has an attribute `norm` (see `fedlgm.example_level.norms`).
-
-    Example:
-        >>> scaling: Scaling = PerLayerClip((1.0, 2.0))
-        >>> norms = torch.tensor([[3.0, 1.0], [0.5, 9.0]], dtype=torch.float64)
-        >>> bool((scaling.factors(norms) * norms <= torch.from_numpy(scaling.bounds(2))).all())
-        True
-    """
-
-    per_layer: bool
-
-    def factors(self, norms: Tensor) -> Tensor:
-        """f_ij >= 0 for finite norms [n, K], float64 [n, K]; with `per_layer`, column by column."""
-        ...
-
-    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
-        """Column `layer` of the factors for norms [n] of that layer, float64 [n]; only with `per_layer`."""
-        ...
-
-    def bounds(self, layers: int) -> np.ndarray:
-        """Bounds of one example's contribution to each layer, float64 [K]."""
-        ...
-
-    @property
-    def bound(self) -> float:
-        """l2 bound of one example's whole contribution; `inf` if there is none."""
-        ...
 
 
 class _OneByOne:

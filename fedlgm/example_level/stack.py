@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedlgm.clipping import Scaling
 from fedlgm.example_level.norms import norm_of
 from fedlgm.example_level.passes import Place, Site, cast
 from fedlgm.example_level.rules.base import add_product_, add_scaled_
 from fedlgm.example_level.rules.linear import LinearRule
 from fedlgm.example_level.rules.products import squares_of_rows
-from fedlgm.example_level.scaling import Scaling
 from fedlgm.extension import is_bundled
 from fedlgm.tasks import Task
 from fedlgm.training.stack.model import is_plain_stack

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm import inputs, tasks
+from fedlgm.clipping import Scaling
 from fedlgm.contributions import BoundedUpdates
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.bounding import bounded_updates
-from fedlgm.example_level.engine import ExampleGradients, ExampleLosses, SumsExamples
+from fedlgm.example_level.engine import ExampleGradients, SumsExamples
 from fedlgm.example_level.native import NativeExampleGradients
-from fedlgm.example_level.scaling import FlatClip, Scaling, one_by_one
+from fedlgm.example_level.scaling import FlatClip, one_by_one
+from fedlgm.example_level.trial import TRIED, moderate, try_examples, try_step
 from fedlgm.facts import LocalTraining
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
@@ -27,8 +29,8 @@ from fedlgm.models.requirements import require_drawing_nothing, require_stateles
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import local_releases
+from fedlgm.tasks.base import ExampleLosses
 from fedlgm.training import FlatOptimizer
-from fedlgm.trial import TRIED, moderate, try_examples, try_step
 from fedlgm.upload_caps import within_caps
 
 Batch = tuple[Inputs, Tensor, Tensor]
@@ -38,8 +40,8 @@ Batch = tuple[Inputs, Tensor, Tensor]
 class ExampleTrainer:
     """Bounds and adds up examples' gradients according to a mechanism's plan, in one resident model.
 
-    Before its first sum and at some later steps it tests model and task on a few of the examples (`fedlgm.trial`),
-    because clipping bounds no example's effect if examples influence each other.
+    Before its first sum and at some later steps it tests model and task on a few of the examples (see
+    `fedlgm.example_level.trial`), because clipping bounds no example's effect if examples influence each other.
 
     Args:
         module: float32 model without state between batches; the trainer takes it over.
@@ -105,7 +107,7 @@ class ExampleTrainer:
             plan: the step's plan.
 
         Raises:
-            ConfigError: a trial finds that an example's gradient depends on other examples (see `fedlgm.trial`).
+            ConfigError: a trial finds that an example's gradient depends on other examples.
         """
         return self.sums([(x, y, rows)], plan)
 

@@ -8,13 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
 from fedlgm.allocation import shares, spread
-from fedlgm.clipping import eq_clip
+from fedlgm.clipping import Scaling, eq_clip
 from fedlgm.errors import ConfigError, check_positive
 from fedlgm.extension import users_code
 from fedlgm.facts import RunFacts
@@ -22,9 +22,6 @@ from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Unit
 from fedlgm.transcript import Transcript
-
-if TYPE_CHECKING:
-    from fedlgm.example_level.scaling import Scaling
 
 Variant = Literal["sound", "published"]
 

@@ -17,8 +17,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedlgm.allocation import names as allocations
+from fedlgm.clipping import Scaling
 from fedlgm.errors import ConfigError, check_known
-from fedlgm.example_level.scaling import LEAST_STABILISER, PSAC, AutoS, FlatClip, PerLayerClip, Scaling
+from fedlgm.example_level.scaling import LEAST_STABILISER, PSAC, AutoS, FlatClip, PerLayerClip
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import BoundsExamples

@@ -23,8 +23,9 @@ import numpy as np
 from torch import Tensor
 
 from fedlgm import clipping
+from fedlgm.clipping import Scaling
 from fedlgm.errors import ConfigError, check_fraction, check_known, check_share
-from fedlgm.example_level.scaling import FlatClip, Reweighted, Scaling
+from fedlgm.example_level.scaling import FlatClip, Reweighted
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import users_code
 
 if TYPE_CHECKING:
-    from fedlgm.example_level.engine import ExampleLosses
     from fedlgm.tasks.set_metrics import Metric
 
 _PROBED = 2  # examples that show the shape of a model's outputs
@@ -25,6 +24,29 @@ _PROBED = 2  # examples that show the shape of a model's outputs
 
 SUMMED = "; a torch loss returns them with reduction='none'"
 """Reminder for a task that sums its losses, about a step that it may omit."""
+
+
+class ExampleLosses(Protocol):
+    """The part of a task that sums of examples' gradients use.
+
+    Example:
+        >>> from fedlgm.example_level.engine import ExampleGradients
+        >>> from fedlgm.example_level.scaling import of_style
+        >>> from fedlgm.layers import LayerTable
+        >>> class Squares:
+        ...     def losses(self, outputs, y):
+        ...         return (outputs[:, 0] - y).square()
+        >>> model, losses = nn.Linear(1, 1, bias=False), Squares()
+        >>> _ = nn.init.ones_(model.weight)
+        >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 0.0])
+        >>> gradients = ExampleGradients(model, LayerTable.from_module(model), losses)
+        >>> gradients.sum(x, y, of_style("flat", 3.0, 1)).total.round()  # 2 and 8, the latter cut to 3
+        tensor([5.])
+    """
+
+    def losses(self, outputs: Any, y: Any) -> Tensor:
+        """Loss of every example, [n]."""
+        ...
 
 
 class Task(ABC):

@@ -4,7 +4,7 @@ from fedlgm.training.base import ClientTask, LocalTraining, Trainer
 from fedlgm.training.choice import fastest
 from fedlgm.training.fedprox import FedProx, VectorizedFedProx
 from fedlgm.training.mixed import MixedPrecisionTrainer
-from fedlgm.training.native import NativeTrainer
+from fedlgm.training.native import NativeTrainer, instruction_set
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.scheduled import ScheduledTrainer
 from fedlgm.training.sequential import SequentialTrainer
@@ -23,4 +23,5 @@ __all__ = [
     "VectorizedFedProx",
     "VectorizedTrainer",
     "fastest",
+    "instruction_set",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from fedlgm.audits import CONFIDENCE, AuditResult, Canaries, CanaryRecord, Reported, Subject, audit_record
-from fedlgm.audits.canaries import canary_count
+from fedlgm.audits.canaries import canary_count, check_auditable
 from fedlgm.audits.probe import checks, probe
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
@@ -51,28 +51,39 @@ class LoggedCanaries:
             self._folder.canaries.append(_stored(self._canaries.rows.pop()))
 
 
-def run_canaries(assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool) -> LoggedCanaries:
-    """Canaries for the remaining rounds.
+class RunAudit:
+    """The audit of a run by canaries; see `simulations.config.watching.Watch`."""
 
-    Args:
-        assembly: the run's objects.
-        folder: the run's folder.
-        keys: the run's ring, from which the canaries' own ring is derived.
-        simulated: whether the clients are simulated.
+    def check(self, plan: ReleasePlan) -> None:
+        """See `Watch.check`."""
+        check_auditable(plan)
 
-    Raises:
-        ConfigError: the run has real nodes, among which artificial contributions are not allowed.
-    """
-    if not simulated:
-        raise ConfigError("run.audit: canaries are for simulations, but this run has real nodes: set run.audit = false")
-    rounds, facts = assembly.recipe.federation.rounds, assembly.facts
-    if facts.run is None:
-        every = -(-rounds // _WATCHED)  # much of what canaries cost is the same for few and for many
-        count = canary_count(assembly.layers.size, -(-rounds // every))
-    else:  # what a round's noise follows from are all rounds before it
-        every, groups = 1, facts.sampling.separation or 1
-        count = canary_count(assembly.layers.size, -(-rounds // groups), groups)
-    return LoggedCanaries(Canaries(assembly.layers, count, keys.derive(b"canaries")), folder, every)
+    def observer(self, assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool) -> LoggedCanaries:
+        """See `Watch.observer`."""
+        if not simulated:
+            raise ConfigError(
+                "run.audit: canaries are for simulations, but this run has real nodes: set run.audit = false"
+            )
+        rounds, facts = assembly.recipe.federation.rounds, assembly.facts
+        if facts.run is None:
+            every = -(-rounds // _WATCHED)  # much of what canaries cost is the same for few and for many
+            count = canary_count(assembly.layers.size, -(-rounds // every))
+        else:  # what a round's noise follows from are all rounds before it
+            every, groups = 1, facts.sampling.separation or 1
+            count = canary_count(assembly.layers.size, -(-rounds // groups), groups)
+        return LoggedCanaries(Canaries(assembly.layers, count, keys.derive(b"canaries")), folder, every)
+
+    def figures(self, assembly: Assembly, folder: RunFolder, result: RunSummary) -> RunSummary:
+        """See `Watch.figures`."""
+        audit = audit_stored(assembly, folder, result, per_layer=False)
+        if math.isinf(float(result["epsilon"])):  # what is wrong with it may be its plan, which canaries take as it is
+            audit = dataclasses.replace(audit, checks=(*audit.checks, *checks(probe(Subject("run", assembly.method)))))
+        return {
+            "audited_epsilon": audit.epsilon_lower,
+            "audit_method": audit.method,
+            "audit_confidence": audit.confidence,
+            "audit_passed": audit.passed,
+        }
 
 
 def audit_stored(
@@ -114,19 +125,6 @@ def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Report
         str(result["guarantee"]),
         assembly.facts.run,
     )
-
-
-def audited_figures(assembly: Assembly, folder: RunFolder, result: RunSummary) -> RunSummary:
-    """The audited line of a run's summary."""
-    audit = audit_stored(assembly, folder, result, per_layer=False)
-    if math.isinf(float(result["epsilon"])):  # what is wrong with it may be its plan, which canaries take as it is
-        audit = dataclasses.replace(audit, checks=(*audit.checks, *checks(probe(Subject("run", assembly.method)))))
-    return {
-        "audited_epsilon": audit.epsilon_lower,
-        "audit_method": audit.method,
-        "audit_confidence": audit.confidence,
-        "audit_passed": audit.passed,
-    }
 
 
 def _stored(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,20 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients import Consent, LayerwiseClient, LocalWork, PartitionedSource
-from clients.cut_vote import CutVotes
+from clients import Consent, LayerwiseClient, PartitionedSource
 from clients.serving import Serving
 from fedlgm import data, devices, inputs, models, tasks
 from fedlgm.data import DataSet, Partition
 from fedlgm.data.spent import Spent, division_name
 from fedlgm.devices import Numerics
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.extension import is_reference, passed
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms import BoundsExamples, Mechanism, UsesPrivateNorms
+from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.models.requirements import unused_copy
 from fedlgm.noise import NoiseBackend
@@ -33,7 +31,6 @@ from fedlgm.tasks import Task
 from fedlgm.tasks.own_figures import own_figures
 from fedlgm.training import Trainer, kinds
 from fedlgm.training.kinds import TrainerKind
-from fedlgm.training.native import Program
 from fedlgm.training.rates import factors
 from fedlgm.transcript import Transcript
 from simulations.config import trials
@@ -42,6 +39,7 @@ from simulations.config.messages import in_section
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.config.spent import method_beside, require_planned
+from simulations.config.watching import watch_of
 from strategies.schedule import Scheduled
 from strategies.server_optimizer import OwnStep, ResumableStep
 
@@ -125,7 +123,7 @@ class Assembly:
         with in_section("model", section.name):
             module = models.build(
                 passed(self.own.model, section.name, "model"),
-                in_shape=self.outline.shape,
+                in_shape=self.in_shape,
                 classes=self.task.outputs(self.outline),
                 seed=(self.recipe.run.seed or 0) if section.seed is None else section.seed,
                 adapters=section.adapters,
@@ -149,6 +147,11 @@ class Assembly:
             if known is not None:
                 return known
         return self.dataset
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.outline.shape)
 
     @cached_property
     def mechanism(self) -> Mechanism:
@@ -233,11 +236,10 @@ class Assembly:
         self.recipe.protects.check_data(self, module)
         if self.recipe.run.patience is not None and self.spent is None:  # with statistics, the budget is kept by design
             require_planned(self.method, plan)
-        if self.recipe.run.audit and not isinstance(self.mechanism, UsesPrivateNorms):
-            from fedlgm.audits.canaries import check_auditable  # the driver's alone: half a second of imports
-
+        audit = watch_of(self)
+        if audit is not None and not isinstance(self.mechanism, UsesPrivateNorms):
             with prefix_key("run.audit"):
-                check_auditable(plan)
+                audit.check(plan)
 
     def check_model(self) -> nn.Module:
         """Refuse a model, task or server optimizer that does not work, using only the public test examples.
@@ -341,20 +343,7 @@ class Assembly:
         """The compiled kernel's trainer; ConfigError if no kernel is available for this model or trainer."""
         if self.trainer_kind.native is None:
             raise ConfigError("training.kernel: this trainer has no native form: use training.kernel = 'torch'")
-        self._check_native(module)
-        return self.trainer_kind.native(module, *arguments, task=self.task, **keywords)
-
-    def example_trainer(self, module: nn.Module) -> ExampleTrainer:
-        """A new trainer that bounds examples, in this module."""
-        section = self.recipe.training
-        exact, native = bool(section.exact_sums), section.kernel == "native"
-        if native:
-            self._check_native(module)
-        return ExampleTrainer(module, self.layers, self.mechanism, self.device, self.task, exact, native)
-
-    def _check_native(self, module: nn.Module) -> None:
-        """Refuse a model or task that the compiled kernel does not know."""
-        Program.of(module, self.layers, tuple(self.outline.shape), self.task)
+        return self.trainer_kind.native(module, *arguments, task=self.task, in_shape=self.in_shape, **keywords)
 
     def consent(self) -> Consent | None:
         """The consent of clients under local trust."""
@@ -373,17 +362,6 @@ class Assembly:
             keys: key ring of the clients.
             serves: clients that it represents.
         """
-        section = self.recipe.training
-        source = PartitionedSource(self.dataset, self.partition)
+        work = self.recipe.protects.work(self, PartitionedSource(self.dataset, self.partition))
         options: dict[str, Any] = {"consent": self.consent(), "numerics": self.numerics}
-        if isinstance(self.mechanism, BoundsExamples):
-            trainer: Any = self.example_trainer(self.module())
-        else:
-            trainer = self.trainer(section.vectorize == "on", section.compile is True)
-
-        def votes() -> CutVotes:
-            return CutVotes(self.module(), self.layers, self.task)
-
-        own = LocalWork(trainer, section.local, source, self.recipe.federation.stragglers, votes)
-        work = self.recipe.protects.work(self.recipe, own)
         return LayerwiseClient(work, self.mechanism, self.layers, keys, serves, **options)

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from clients import ClientSource, LocalWork
+from clients.cut_vote import CutVotes
 from fedlgm import run_rules
+from fedlgm.contributions import unbounded
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.facts import LocalSteps, Sampling
+from fedlgm.inputs import Inputs
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.models.requirements import unused_copy
 from fedlgm.privacy.guarantee import Relation
+from fedlgm.tasks import Task
+from fedlgm.training import ClientTask
+from fedlgm.trial import Examples, try_clients
 from simulations.config.unit import UnitKind
 
 if TYPE_CHECKING:
+    from simulations.config.assembly import Assembly
     from simulations.config.recipe import Recipe
 
 _ONLY = {"bands": "'banded' or 'square-root'", "buffers": "'blt'"}
@@ -99,3 +114,36 @@ class ClientLevel(UnitKind):
     def sampled(self, recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
         """See `UnitKind.sampled`: clients."""
         return recipe.sampling, None
+
+    def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
+        """See `UnitKind.work`."""
+        recipe, section = assembly.recipe, assembly.recipe.training
+        trainer = assembly.trainer(section.vectorize == "on", section.compile is True)
+
+        def votes() -> CutVotes:
+            return CutVotes(assembly.module(), assembly.layers, assembly.task)
+
+        return LocalWork(trainer, section.local, source, recipe.federation.stragglers, votes)
+
+    def try_training(self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
+        """See `UnitKind.try_training`."""
+        module = assembly.module()
+
+        def updates(clients: Sequence[Examples]) -> list[Tensor]:
+            fresh = copy.copy(assembly)
+            vars(fresh)["task"] = unused_copy(task)
+            trainer = fresh.trainer(assembly.recipe.training.vectorize == "on", compiled=False)
+            alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
+            made = trainer.updates(assembly.layers.flatten(module), alike)
+            return list(torch.cat([unbounded(update).clone() for update in made]))
+
+        try_clients(module, updates, assembly.task, x, y, owner)
+
+    def try_kernel(self, assembly: Assembly, x: Inputs, y: Tensor) -> None:
+        """See `UnitKind.try_kernel`."""
+        task = ClientTask(
+            x, y, KeyRing.from_seed(0).torch_generator(Purpose.PROBE, 0), 1, assembly.first_plan().trained
+        )
+        trainer = assembly.native(assembly.module(), assembly.layers, assembly.recipe.training.local, device="cpu")
+        for update in trainer.updates(assembly.initial_model(), [task]):
+            unbounded(update)

@@ -10,20 +10,13 @@ import torch
 
 from clients import PartitionedSource
 from fedlgm import devices, inputs
-from fedlgm.contributions import unbounded
 from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError, DataError
-from fedlgm.example_level.native import NativeExampleGradients
-from fedlgm.example_level.scaling import FlatClip
 from fedlgm.keys import KeyRing, Purpose
-from fedlgm.mechanisms import BoundsExamples
 from fedlgm.training import ClientTask, fastest
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 
-MOST_PARAMETERS = 50_000
-"""Largest model whose examples the compiled kernel bounds under "auto": PyTorch is faster for larger ones
-(docs/results/example-level.md)."""
 _TRIED = 8  # public examples on which the compiled kernel is tried
 SIDE_BY_SIDE = 16
 """Number of clients that a GPU trains at once; more lose more to padding than they gain (docs/results/gpu.md)."""
@@ -67,7 +60,7 @@ def decided(assembly: Assembly, workers: int) -> Assembly:
 
 def _for_device(assembly: Assembly) -> Assembly:
     recipe, training = assembly.recipe, assembly.recipe.training
-    if assembly.device.type == "cpu" or isinstance(assembly.mechanism, BoundsExamples):
+    if assembly.device.type == "cpu" or not assembly.recipe.protects.side_by_side:
         return assembly
     width = training.width or max(SIDE_BY_SIDE, recipe.run.block_size)
     changed: dict[str, object] = {"width": width}
@@ -110,21 +103,11 @@ def _refusal(assembly: Assembly) -> str | None:
     if section.vectorize != "off":
         return f"training.vectorize is {section.vectorize!r}"
     # On public examples, because the reason becomes a part of the run's public provenance.
-    found, order = assembly.dataset, KeyRing.from_seed(0).torch_generator(Purpose.PROBE, 0)
+    found = assembly.dataset
     x, y = inputs.tensors(inputs.take(found.test_x, slice(_TRIED))), torch.from_numpy(found.test_y[:_TRIED])
-    module = assembly.module()
     try:
         with torch_threads(assembly.recipe.run.threads):
-            if isinstance(assembly.mechanism, BoundsExamples):
-                if assembly.layers.size > MOST_PARAMETERS:
-                    return f"at example level it is slower for models of more than {MOST_PARAMETERS:,} parameters"
-                sums = NativeExampleGradients(module, assembly.layers, assembly.task, assembly.initial_model())
-                sums.sum(x, y, FlatClip(1.0))
-                return None
-            made = assembly.native(module, assembly.layers, section.local, device=assembly.device)
-            task = ClientTask(x, y, order, 1, assembly.first_plan().trained)
-            for update in made.updates(assembly.initial_model(), [task]):
-                unbounded(update)
+            assembly.recipe.protects.try_kernel(assembly, x, y)
     except (ConfigError, DataError) as error:
         return str(error)
     return None

@@ -8,15 +8,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
+from clients import ClientSource, ExampleWork, LocalWork
 from fedlgm import privacy
 from fedlgm.data import Partition
 from fedlgm.errors import ConfigError, PrivacyError, prefix_key
+from fedlgm.example_level.native import NativeExampleGradients
+from fedlgm.example_level.scaling import FlatClip
+from fedlgm.example_level.trainer import ExampleTrainer
+from fedlgm.example_level.trial import try_examples
 from fedlgm.extension import is_reference
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.inputs import Inputs
 from fedlgm.mechanisms import Mechanism
+from fedlgm.models.requirements import unused_copy
 from fedlgm.privacy.guarantee import Relation, Unit
+from fedlgm.tasks import Task
+from fedlgm.training.native import Program
 from simulations.config.unit import UnitKind
 from strategies.server_optimizer import ResumableStep, ServerOptimizer, server_step
 
@@ -26,6 +35,9 @@ if TYPE_CHECKING:
 
 
 _HUGE = 1e6  # noise multiplier beyond which epsilon does not fall any more
+MOST_PARAMETERS = 50_000
+"""Largest model whose examples the compiled kernel bounds under "auto": PyTorch is faster for larger ones
+(docs/results/example-level.md)."""
 
 
 class ExampleLevel(UnitKind):
@@ -33,7 +45,7 @@ class ExampleLevel(UnitKind):
 
     verb, flat = "bounds examples", "dp-sgd"
     mechanisms: Unit = "example"
-    redraws = False
+    redraws = side_by_side = False
 
     def check(self, recipe: Recipe) -> None:
         """See `UnitKind.check`."""
@@ -148,7 +160,7 @@ class ExampleLevel(UnitKind):
     def check_data(self, assembly: Assembly, module: nn.Module) -> None:
         """Refuse a model without gradients per example, and batches larger than any client's data."""
         with prefix_key("model"):
-            assembly.example_trainer(module)
+            self._trainer(assembly, module)
         recipe, largest, examples = assembly.recipe, int(assembly.sizes.max()), int(assembly.sizes.sum())
         if not self.counts_examples(recipe):
             examples = largest
@@ -163,6 +175,35 @@ class ExampleLevel(UnitKind):
                 "examples: such a guarantee permits the full publication of one example",
                 stacklevel=2,
             )
+
+    def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
+        """See `UnitKind.work`."""
+        return ExampleWork(self._trainer(assembly, assembly.module()), assembly.recipe.training.local, source)
+
+    def _trainer(self, assembly: Assembly, module: nn.Module) -> ExampleTrainer:
+        """A new trainer, in this module.
+
+        Raises:
+            ConfigError: it cannot train the model; the message gives the reason.
+        """
+        section, layers, task = assembly.recipe.training, assembly.layers, assembly.task
+        exact, native = bool(section.exact_sums), section.kernel == "native"
+        if native:
+            Program.of(module, layers, assembly.in_shape, task)
+        return ExampleTrainer(module, layers, assembly.mechanism, assembly.device, task, exact, native)
+
+    def try_training(self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
+        """See `UnitKind.try_training`."""
+        try_examples(assembly.module(), assembly.layers, unused_copy(task), x, y, owner)
+
+    def try_kernel(self, assembly: Assembly, x: Inputs, y: Tensor) -> None:
+        """See `UnitKind.try_kernel`."""
+        if assembly.layers.size > MOST_PARAMETERS:
+            raise ConfigError(f"at example level it is slower for models of more than {MOST_PARAMETERS:,} parameters")
+        module = assembly.module()
+        NativeExampleGradients(module, assembly.layers, assembly.task, assembly.initial_model()).sum(
+            x, y, FlatClip(1.0)
+        )
 
     def words(self, assembly: Assembly) -> str:
         """See `UnitKind.words`."""

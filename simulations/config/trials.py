@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedlgm import inputs
-from fedlgm.contributions import unbounded
 from fedlgm.data import DataSet
 from fedlgm.extension import is_bundled, users_code
-from fedlgm.mechanisms import BoundsExamples
 from fedlgm.models.requirements import unused_copy
 from fedlgm.tasks import Task
-from fedlgm.training import ClientTask
-from fedlgm.trial import Examples, require_same_losses, try_clients, try_examples, try_preparing
+from fedlgm.trial import require_same_losses, try_preparing
 
 if TYPE_CHECKING:
     from simulations.config.assembly import Assembly
@@ -52,21 +46,8 @@ def try_training(assembly: Assembly, task: Task, own_model: bool) -> None:
         ConfigError: the message names the problem.
     """
     module, dataset = assembly.module(), assembly.dataset
-
-    def updates(clients: Sequence[Examples]) -> list[Tensor]:
-        fresh = copy.copy(assembly)
-        vars(fresh)["task"] = unused_copy(task)
-        trainer = fresh.trainer(assembly.recipe.training.vectorize == "on", compiled=False)
-        alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
-        made = trainer.updates(assembly.layers.flatten(module), alike)
-        return list(torch.cat([unbounded(update).clone() for update in made]))
-
     count = len(dataset.test_y)  # rows from all of the set: it may be sorted by class
     rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)
     x, y = inputs.tensors(inputs.take(dataset.test_x, rows)), torch.from_numpy(dataset.test_y[rows])
-    owner = type(module if own_model else task)
     require_same_losses(unused_copy(task), assembly.on_parts, assembly.module(), x, y)
-    if isinstance(assembly.mechanism, BoundsExamples):
-        try_examples(module, assembly.layers, unused_copy(task), x, y, owner)
-    else:
-        try_clients(module, updates, assembly.task, x, y, owner)
+    assembly.recipe.protects.try_training(assembly, task, x, y, type(module if own_model else task))

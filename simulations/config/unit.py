@@ -6,13 +6,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
-from clients import LocalWork
+from clients import ClientSource, LocalWork
 from fedlgm.data import Partition
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.inputs import Inputs
 from fedlgm.mechanisms import Mechanism
 from fedlgm.privacy.guarantee import Relation, SharedUnit, Unit
+from fedlgm.tasks import Task
 from strategies.server_optimizer import ResumableStep, server_step
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class UnitKind:
         mechanisms: unit for which its mechanisms are made.
         redraws: whether a repeated round may draw different participants.
         of: the unit if each has several clients, see `Sampling.of`; None otherwise.
+        side_by_side: whether several clients can be trained at once.
     """
 
     verb: str
@@ -39,6 +42,7 @@ class UnitKind:
     mechanisms: Unit = "client"
     redraws = True
     of: SharedUnit | None = None
+    side_by_side = True
 
     def check(self, recipe: Recipe) -> None:
         """Refuse settings that do not fit together.
@@ -96,9 +100,32 @@ class UnitKind:
     def check_data(self, assembly: Assembly, module: nn.Module) -> None:
         """Refuse a model and data that do not fit together, before anything runs."""
 
-    def work(self, recipe: Recipe, work: LocalWork) -> LocalWork:
-        """The clients' work, in the form that this unit's contributions need."""
-        return work
+    def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
+        """The clients' training and data, whose contributions protect this unit."""
+        raise NotImplementedError
+
+    def try_training(self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
+        """Refuse a user's model or task that cannot be trained on a few public examples.
+
+        Args:
+            assembly: the run's objects.
+            task: the task, before it has seen examples.
+            x: inputs of the examples [n, ...].
+            y: their targets [n, ...].
+            owner: the user's class on trial; a message names its line.
+
+        Raises:
+            ConfigError: the message names the problem.
+        """
+        raise NotImplementedError
+
+    def try_kernel(self, assembly: Assembly, x: Inputs, y: Tensor) -> None:
+        """Train a few public examples with the compiled kernel.
+
+        Raises:
+            ConfigError, DataError: the kernel cannot train this run, or should not; the message gives the reason.
+        """
+        raise NotImplementedError
 
     def efforts(self, recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
         """Examples of each participant of the sampling, [population], from those of the clients, [clients]."""

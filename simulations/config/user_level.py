@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clients import LocalWork
+from clients import ClientSource, LocalWork
 from clients.users import UserWork
 from fedlgm.data import Partition
 from fedlgm.errors import ConfigError
@@ -48,9 +48,9 @@ class UserLevel(ClientLevel):
         """See `UnitKind.division`; it combines the division among the clients with the clients of each user."""
         return f"{super().division(recipe)} {recipe.federation.members}"
 
-    def work(self, recipe: Recipe, work: LocalWork) -> LocalWork:
+    def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
         """See `UnitKind.work`."""
-        return UserWork(**vars(work), users=recipe.federation.members)
+        return UserWork(**vars(super().work(assembly, source)), users=assembly.recipe.federation.members)
 
     def efforts(self, recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
         """See `UnitKind.efforts`: the examples of all clients of a user."""

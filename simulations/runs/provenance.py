@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedlgm import models
 from fedlgm.extension import is_reference, source_of
 from fedlgm.remembered import version_of
-from fedlgm.training import native
+from fedlgm.training import instruction_set
 from simulations.config.assembly import Assembly
 from simulations.runs.rows import Provenance, Source
 from strategies.nodes import Nodes
@@ -40,7 +40,7 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
 
 def _trained_by(assembly: Assembly) -> str:
     if assembly.recipe.training.kernel == "native":
-        return f"the compiled kernel ({native.instruction_set()})"
+        return f"the compiled kernel ({instruction_set()})"
     return "PyTorch" + (f" ({assembly.no_kernel})" if assembly.no_kernel else "")
 
 

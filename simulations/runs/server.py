@@ -19,6 +19,7 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.run_noise import RunNoise
 from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
+from simulations.config.watching import watch_of
 from simulations.runs import strict_json
 from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
@@ -101,11 +102,8 @@ def serve(
                     draws, redrawn = keys.derive(b"draws", attempt), abandoned
             _warn_of_cost(ledger, transcript, abandoned)
             recorder = Recorder(assembly, folder, optimizer, progress, abandoned, followers)
-            canaries = None
-            if recipe.run.audit:
-                from simulations.audits.canaries import run_canaries  # with SciPy's statistics, a tenth of a start
-
-                canaries = run_canaries(assembly, folder, keys, nodes.simulated)
+            audit = watch_of(assembly)
+            canaries = audit.observer(assembly, folder, keys, nodes.simulated) if audit is not None else None
             strategy = LayerwiseFedAvg(
                 assembly.method,
                 transcript,
@@ -155,10 +153,8 @@ def serve(
         }
         result.update(figures)  # type: ignore[typeddict-item]
         result.update(base.check(final))
-        if canaries is not None:
-            from simulations.audits.canaries import audited_figures
-
-            strict_json.write(folder.audit_file, audited_figures(assembly, folder, result), PRIVATE)
+        if audit is not None:
+            strict_json.write(folder.audit_file, audit.figures(assembly, folder, result), PRIVATE)
         folder.finish(result)
         followers.end(result)
         # Durations and failures of rounds reveal participants, and canaries see sums before their noise. Only the

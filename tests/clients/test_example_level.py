@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clients import LocalWork, PartitionedSource, example_level
+from clients import PartitionedSource, example_level
 from fedlgm.client_release import Asked, Keys
 from fedlgm.keys import KeyRing
 from simulations.config.assembly import Assembly
@@ -17,7 +17,7 @@ CLIENTS = [4, 0, 3, 1, 2]
 def releases(assembly: Assembly) -> tuple[list[int], list[tuple[int, str, torch.Tensor]]]:
     """Sizes of the groups, and every client's release."""
     source = PartitionedSource(assembly.dataset, assembly.partition)
-    work = LocalWork(assembly.example_trainer(assembly.module()), assembly.recipe.training.local, source)
+    work = assembly.recipe.protects.work(assembly, source)
     steps, plan = example_level.ExampleSteps(work), assembly.first_plan()
     asked = Asked(plan, assembly.layers.flatten(assembly.module()), 1, CLIENTS)
     keys = Keys(KeyRing.from_seed(1), KeyRing(5, secret=True))

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fedlgm import allocation, mechanisms
+from fedlgm.clipping import Scaling
 from fedlgm.errors import FedlgmError
-from fedlgm.example_level.scaling import FlatClip, Scaling
+from fedlgm.example_level.scaling import FlatClip
 from fedlgm.extension import load_object
 from fedlgm.facts import LocalSteps, LocalTraining, RunFacts, Sampling
 from fedlgm.layers import LayerTable

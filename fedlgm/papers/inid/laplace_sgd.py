@@ -14,9 +14,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from fedlgm.clipping import Scaling
 from fedlgm.errors import ConfigError, check_known
 from fedlgm.example_level.norms import L1
-from fedlgm.example_level.scaling import PerLayerClip, Scaling
+from fedlgm.example_level.scaling import PerLayerClip
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Bounded, BoundsExamples

@@ -32,9 +32,11 @@ class NativeTrainer:
         settings: local training.
         device: "cpu".
         task: task with the loss; None is classification.
+        in_shape: shape of one input, to refuse a model or task that the kernel does not support before any data arrive.
 
     Raises:
-        ConfigError: the device is another one, or the machine has no kernel.
+        ConfigError: the device is another one, the machine has no kernel, or the kernel does not support the model or
+            task (with `in_shape`; otherwise with the first client).
 
     Example:
         >>> from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
@@ -55,6 +57,7 @@ class NativeTrainer:
         settings: LocalTraining,
         device: torch.device | str = "cpu",
         task: Task | None = None,
+        in_shape: tuple[int, ...] | None = None,
     ) -> None:
         require_cpu(torch.device(device))
         self._library, self._module, self._layers = library(), module, layers
@@ -65,6 +68,8 @@ class NativeTrainer:
         )
         self._update = torch.zeros(int(layers.size))
         self._programs: dict[tuple[int, ...], Program] = {}
+        if in_shape is not None:
+            self._programs[in_shape] = Program.of(module, layers, in_shape, self._task)
         self._areas: dict[tuple[int, ...], tuple[int, Tensor]] = {}
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:

@@ -9,12 +9,12 @@ from sklearn.datasets import load_digits
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.example_level.central import train
+from fedlgm.example_level.trial import TRIED
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.trial import TRIED
 
 
 def digits():

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedlgm import mechanisms, models, tasks
+from fedlgm.clipping import Scaling
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.example_level import native
 from fedlgm.example_level.engine import ClippedSum, ExampleGradients
 from fedlgm.example_level.native import NativeExampleGradients
-from fedlgm.example_level.scaling import PSAC, AutoS, FlatClip, PerLayerClip, Reweighted, Scaling
+from fedlgm.example_level.scaling import PSAC, AutoS, FlatClip, PerLayerClip, Reweighted
 from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable

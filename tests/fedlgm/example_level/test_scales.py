@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedlgm.clipping import Scaling
 from fedlgm.example_level.engine import ExampleGradients
 from fedlgm.example_level.rules.products import ghost_squares, row_squares
-from fedlgm.example_level.scaling import PSAC, AutoS, FlatClip, PerLayerClip, Reweighted, Scaling
+from fedlgm.example_level.scaling import PSAC, AutoS, FlatClip, PerLayerClip, Reweighted
 from fedlgm.layers import LayerTable
 
 ROUNDING = 1 + 2.0**-16

@@ -8,11 +8,11 @@ from fedlgm import RunFacts, Sampling, Transcript, mechanisms, tasks
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.central import train
 from fedlgm.example_level.trainer import ExampleTrainer
+from fedlgm.example_level.trial import try_examples, try_step
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.trial import try_examples, try_step
 
 FEATURES = 6
 

@@ -16,7 +16,7 @@ from fedlgm.data import DataSet
 from fedlgm.errors import ConfigError
 from fedlgm.plan import ReleasePlan
 from fedlgm.training.native import Program, library
-from simulations.config import decided as decided_module
+from simulations.config import example_level
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import decided
@@ -126,7 +126,7 @@ def test_the_kernel_is_tried_on_public_examples(recipe: str, monkeypatch: pytest
         seen.append(given if isinstance(given, torch.Tensor) else given[0].x)
         raise ConfigError("a layer that it does not know")
 
-    monkeypatch.setattr(decided_module, "NativeExampleGradients", lambda *_: SimpleNamespace(sum=partial(tried, None)))
+    monkeypatch.setattr(example_level, "NativeExampleGradients", lambda *_: SimpleNamespace(sum=partial(tried, None)))
     native = SimpleNamespace(updates=lambda model, tasks: tried(None, tasks))
     monkeypatch.setattr(Assembly, "native", lambda *_, **__: native)
     parsed = recipes.load(recipe, ["training.kernel=auto", "federation.clients=10", "federation.rate=1.0"])

@@ -1,0 +1,210 @@
+"""A trial of a model and a task whose examples are bounded, before the first release and now and then in training.
+
+A sum of clipped gradients is private only if an example's gradient is a function of that example alone. The trial
+searches for violations: state, random draws, and examples that influence each other in the forward or backward pass.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm import inputs, models
+from fedlgm.devices import seeded
+from fedlgm.errors import ConfigError, FedlgmError, Notice, prefix_key
+from fedlgm.example_level.engine import ExampleGradients
+from fedlgm.example_level.scaling import FlatClip
+from fedlgm.inputs import Inputs
+from fedlgm.layers import LayerTable
+from fedlgm.models.requirements import unused_copy
+from fedlgm.tasks.base import ExampleLosses
+from fedlgm.trial import check_losses, require_alike
+
+TRIED = 4
+"""Number of examples in a trial."""
+_BATCH = 32
+"""Size of a trial's batch, in which the examples are repeated, to show dependences that small batches do not show."""
+_TOLERANCE = 1e-2
+"""Difference that rounding can make, relative to a gradient's length, since a unit near its kink may change sides.
+Batches that influence gradients change them far more."""
+_LARGEST = 1e4
+"""Limit of examples' values; a trial replaces larger ones with 0, so that none stops the run of a correct model."""
+_LEAST = 2.0**-30
+"""Gradients shorter than this are not compared, because they are rounding errors of terms that cancel."""
+_RELATIVE, _ABSOLUTE = 0.3, 0.1
+"""Perturbation relative to a parameter's root mean square, and its least size, for weights that begin at zero."""
+
+
+def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor, owner: Any) -> None:
+    """Refuse a model or task whose examples influence each other, that carries state over steps, or fails.
+
+    The module's weights, buffers and mode and the state of PyTorch's random numbers are restored.
+
+    Args:
+        module: the initial model.
+        layers: its layers.
+        task: its task.
+        x: inputs of a few examples [n, ...], on the module's device.
+        y: their targets [n, ...].
+        owner: the class on trial; a message names its line.
+
+    Raises:
+        ConfigError: the message names the problem.
+
+    Example:
+        >>> class Centred(nn.Linear):
+        ...     def forward(self, x):
+        ...         return super().forward(x - x.mean(dim=0))
+        >>> from fedlgm import tasks
+        >>> model, x, y = Centred(2, 2), torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
+        >>> try_examples(model, LayerTable.from_module(model), tasks.get(), x, y, Centred)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: model: examples influence each other before or in the output, ...
+    """
+
+    def sums() -> list[Tensor]:
+        made = [gradients.sum(x, y, FlatClip(1.0)) for _ in range(2)]
+        unused.sum(inputs.take(x, slice(1)), y[:1], FlatClip(1.0))
+        made.append(unused.sum(x, y, FlatClip(1.0)))
+        return [torch.cat([one.total, one.norms.flatten().to(one.total)]) for one in made]  # clipping hides lengths
+
+    unused = _gradients(unused_copy(module), layers, unused_copy(task))
+    gradients = _gradients(module, layers, task)
+    with seeded(0, y.device), _modes(module):
+        with prefix_key("model"):
+            models.require_repeatable(module, x)
+            models.require_drawing_nothing(module, x)
+            require_alike(sums, len(y), owner)
+            models.require_separate(module, x)
+        check_losses(module, task, x, y)
+        _require_separate_gradients(gradients, x, y)
+        with _perturbed(module):
+            _require_separate_gradients(gradients, x, y)
+            with _accepting_failures():
+                _require_separate_gradients(gradients, *_unlike(x, y))
+
+
+def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor) -> None:
+    """Refuse a model or task whose examples influence each other's gradients, at the current weights.
+
+    Args:
+        module: the model.
+        layers: its layers.
+        task: its task.
+        x: inputs of a few examples [n, ...], on the module's device.
+        y: their targets [n, ...].
+
+    Raises:
+        ConfigError: an example's gradient depends on the other examples of its batch.
+
+    Example:
+        >>> from fedlgm import tasks
+        >>> model, x, y = nn.Linear(2, 2), torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
+        >>> try_step(model, LayerTable.from_module(model), tasks.get(), x, y)  # nothing is wrong
+    """
+    with seeded(0, y.device), _modes(module):
+        _require_separate_gradients(_gradients(module, layers, task), x, y)
+
+
+def moderate(values: Tensor) -> Tensor:
+    """Examples for the trial: without NaN, infinity and values at which float32 overflows in a model.
+
+    Example:
+        >>> moderate(torch.tensor([1.0, torch.nan, 1e30])).tolist(), moderate(torch.tensor([70000])).tolist()
+        ([1.0, 0.0, 0.0], [70000])
+    """
+    return torch.where(values.abs() <= _LARGEST, values, 0.0) if values.is_floating_point() else values
+
+
+def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses) -> ExampleGradients:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # training says it
+        return ExampleGradients(module, layers, task)
+
+
+def _require_separate_gradients(gradients: ExampleGradients, x: Inputs, y: Tensor) -> None:
+    """Compare examples' clipped gradients alone with their share of the batch's sum."""
+    whole = torch.linalg.vector_norm(gradients.sum(x, y, FlatClip(1.0)).norms, dim=1)
+    long = whole[whole.isfinite() & (whole > _LEAST)]
+    if len(y) < 2 or not len(long):
+        return
+    scale = float(long.median())
+    scaling = FlatClip(scale / 2)  # cuts at least half of the gradients
+    times = max(1, _BATCH // len(y))
+    repeated = torch.arange(len(y), device=y.device).repeat(times)
+    together = gradients.sum(inputs.take(x, repeated), y[repeated], scaling)
+    rows = [slice(i, i + 1) for i in range(len(y))]
+    alone = [gradients.sum(inputs.take(x, row), y[row], scaling) for row in rows]
+    norms = torch.cat([own.norms for own in alone]).repeat(times, 1)
+    total = times * torch.stack([own.total for own in alone]).sum(dim=0)
+    same = torch.allclose(together.norms, norms, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
+    apart = float(torch.linalg.vector_norm(together.total - total))
+    if not same or apart > _TOLERANCE * scaling.bound * len(repeated):
+        raise ConfigError(
+            "an example's gradient depends on the other examples of its batch, so clipping does not bound what one "
+            "example changes: normalise, weigh and compare within each example only, in the model's forward pass, in "
+            "its hooks and in the task's losses"
+        )
+
+
+def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
+    """Examples that differ where all data may be alike, in scale and length; the first two have the same target."""
+    count = len(y)
+
+    def changed(values: Tensor) -> Tensor:
+        if values.ndim > 1:
+            length, places = values.shape[1], torch.arange(values.shape[1], device=values.device)
+            kept = torch.linspace(length / count, length, count, device=values.device).ceil()
+            inside = (places < kept[:, None]).view(count, length, *[1] * (values.ndim - 2))
+            values = torch.where(inside, values, torch.zeros_like(values))
+        if not values.is_floating_point():
+            return values
+        return values * torch.linspace(0.5, 2.0, count).to(values).view(count, *[1] * (values.ndim - 1))
+
+    return inputs.each(changed, x), torch.cat([y[:1], y[:1], y[2:]])[:count]
+
+
+@contextmanager
+def _accepting_failures() -> Iterator[None]:
+    """A model may fail on examples that are unlike its data."""
+    try:
+        yield
+    except FedlgmError:
+        raise
+    except Exception:
+        return
+
+
+@contextmanager
+def _modes(module: nn.Module) -> Iterator[None]:
+    """Restore each part's own mode afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
+def _perturbed(module: nn.Module) -> Iterator[None]:
+    """The module at perturbed, nonzero weights; its own weights are restored afterwards."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    before = [parameter.detach().clone() for parameter in trained]
+    drawn = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for parameter in trained:
+                size = max(_RELATIVE * float(parameter.square().mean().sqrt()), _ABSOLUTE)
+                parameter.add_(torch.randn(parameter.shape, generator=drawn).to(parameter), alpha=size)
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, own in zip(trained, before, strict=True):
+                parameter.copy_(own)
