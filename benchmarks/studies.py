@@ -24,8 +24,8 @@ from typing import Any
 
 from benchmarks.pages import show, table
 from fedlgm.errors import ConfigError
-from simulations.reports.headline import is_share
 from simulations.runs import strict_json
+from simulations.runs.headline import is_share
 from simulations.studies import claims, files
 from simulations.studies.results import Study
 from simulations.studies.study import study

@@ -30,9 +30,9 @@ from simulations.config.decided import settled
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.launch import default_folder
-from simulations.reports.headline import headline
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
+from simulations.runs.headline import headline
 from simulations.runs.rows import FullRow
 from simulations.runs.server import TEST_MODE, nodes_of, serve
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from simulations.reports.headline import headline, shown
 from simulations.reports.pictures import Picture, over_rounds
 from simulations.reports.svg import to_uri
 from simulations.reports.terminal import OF_Z, epsilon_label, layer_cells, number
+from simulations.runs.headline import headline, shown
 from simulations.runs.rows import LayerRow
 
 

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from simulations.config.recipe import Recipe
 from simulations.progress import progress as bar
-from simulations.reports.headline import headline, shown
 from simulations.reports.rows import Exported, LedgerReport, PartitionReport, PlanReport
+from simulations.runs.headline import headline, shown
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.tables import facts, table
 

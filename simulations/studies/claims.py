@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from simulations.reports.headline import is_share
+from simulations.runs.headline import is_share
 from simulations.studies import frames
 from simulations.studies.results import Sides, paired
 from simulations.studies.statistics import LEVEL, Difference, holm, over_cells

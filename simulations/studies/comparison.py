@@ -12,9 +12,9 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from simulations.reports.headline import headline, is_share, shown
 from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
+from simulations.runs.headline import headline, is_share, shown
 from simulations.studies import frames, joint
 from simulations.studies.noise import model_noise
 from simulations.studies.records import rows_of

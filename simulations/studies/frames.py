@@ -15,8 +15,8 @@ from fedlgm.tasks import evaluate
 from fedlgm.tasks.own_figures import own_figures
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
-from simulations.reports.headline import is_share
 from simulations.runs.folder import RunFolder
+from simulations.runs.headline import is_share
 from simulations.studies.jobs import Job
 from simulations.studies.statistics import interval
 

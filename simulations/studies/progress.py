@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from simulations.reports.headline import headline
+from simulations.runs.headline import headline
 from simulations.runs.rows import FullRow
 from simulations.studies.jobs import Job
 

@@ -25,7 +25,7 @@ from fedlgm.release import release
 from fedlgm.tasks import Task
 from fedlgm.tasks.base import measured
 from simulations.config.assembly import Assembly
-from simulations.reports.headline import is_share
+from simulations.runs.headline import is_share
 from simulations.runs.rows import RunSummary
 
 _HALF = 0.5

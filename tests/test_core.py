@@ -1,0 +1,105 @@
+"""The core, which every run needs, can be read alone: only registries import a variant, and nothing imports a tool."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("fedlgm", "clients", "strategies", "simulations")
+_TOOLS = {
+    "fedlgm": "attacks audits frames papers privacy.floor privacy.selection secagg testing",
+    "clients": "node",
+    "strategies": "node",
+    "simulations": "advice api applications arguments attacks audits cli config.grids deploy ending entry figures "
+    "pretrain progress reports risk shell standardise studies tables tuning",
+}
+"""What is built on runs."""
+_VARIANTS = {
+    "fedlgm": "example_level",
+    "fedlgm.aggregation.kernels": "triton_kernels triton_noise",
+    "fedlgm.data": "bundled images named_tables sources text",
+    "fedlgm.mechanisms": "adaptive alternate dp_sgd group_noise inid ladp ladp_frame ladp_scores layer_vote lm_dp_sgd "
+    "profiles risk_aware voted_filling water_filling",
+    "fedlgm.models": "adapters arrays convolutional huggingface residual text weights",
+    "fedlgm.tasks": "binary causal_lm next_token ranked regression",
+    "fedlgm.training": "fedprox fedsgd mixed native recorded schedule scheduled vectorized",
+    "clients": "example_level mod users",
+    "strategies": "private_fedavg",
+    "simulations.config": "example_level user_level",
+    "simulations.engines": "auto cluster flower flower_command flower_entry flower_processes processes ray ray_engine "
+    "superlink",
+    "simulations.runs.trackers": "mlflow tensorboard values wandb",
+}
+"""What can be exchanged, in files that only a registry names."""
+REGISTRIES = {
+    *("fedlgm.data", "fedlgm.mechanisms", "fedlgm.models", "fedlgm.tasks", "fedlgm.training", "fedlgm.training.kinds"),
+    *("simulations.config.recipe", "strategies"),
+}
+MOST_NODES = 110_000
+
+
+def _listed(names: dict[str, str]) -> list[str]:
+    return [f"{package}.{name}" for package, listed in names.items() for name in listed.split()]
+
+
+TOOLS, VARIANTS = _listed(_TOOLS), _listed(_VARIANTS)
+
+
+def _within(module: str, names: list[str]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*PACKAGES, cache_dir=None)
+
+
+@pytest.fixture(scope="module")
+def core(graph: grimp.ImportGraph) -> list[str]:
+    return sorted(module for module in graph.modules if not _within(module, TOOLS + VARIANTS))
+
+
+def test_every_name_is_that_of_a_module(graph: grimp.ImportGraph) -> None:
+    assert {*TOOLS, *VARIANTS, *REGISTRIES} <= graph.modules
+
+
+def test_the_core_imports_variants_only_in_registries_and_no_tool(graph: grimp.ImportGraph, core: list[str]) -> None:
+    imports = [(module, other) for module in core for other in graph.find_modules_directly_imported_by(module)]
+    assert [(module, other) for module, other in imports if _within(other, TOOLS)] == []
+    listed = {module for module, other in imports if _within(other, VARIANTS)}
+    assert listed == REGISTRIES
+
+
+def test_a_registry_lists_only_what_is_registered_there(graph: grimp.ImportGraph) -> None:
+    """A registry of one kind of part does not import variants of another."""
+    for registry in (name for name in REGISTRIES if name not in ("simulations.config.recipe", "strategies")):
+        package = registry.removesuffix(".kinds")
+        outside = [other for other in graph.find_modules_directly_imported_by(registry) if _within(other, VARIANTS)]
+        assert all(_within(other, [package]) for other in outside), registry
+
+
+def test_the_core_is_small_enough_to_be_read(core: list[str]) -> None:
+    nodes = 0
+    for module in core:
+        file = ROOT / Path(*module.split("."))
+        nodes += _nodes(file / "__init__.py" if file.is_dir() else file.with_suffix(".py"))
+    assert nodes <= MOST_NODES
+
+
+def _nodes(file: Path) -> int:
+    """Nodes of a module's syntax tree without docstrings."""
+    tree = ast.parse(file.read_text())
+    count = 0
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        documented = (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
+        )
+        if documented and body:
+            body.pop(0)
+        count += not isinstance(node, ast.expr_context)
+    return count
