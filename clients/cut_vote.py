@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from clients.source import ClientData
-from clients.updates import ClientUpdates
+from clients.updates import ClientUpdates, LocalWork
 from fedlgm import inputs
-from fedlgm.client_release import Asked
+from fedlgm.client_release import Asked, Contributions
 from fedlgm.contributions import AnsweredUpdates, Updates, unbounded
+from fedlgm.devices import Numerics
 from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import ReleasePlan
 from fedlgm.queries import CutVote
 from fedlgm.tasks import Task
@@ -25,10 +27,29 @@ from fedlgm.water_filling import filled_row
 _BATCH = 128
 
 
+@dataclass(frozen=True, kw_only=True)
+class VotingWork(LocalWork):
+    """Training and data of clients that vote if the plan asks for votes.
+
+    Attributes:
+        votes: makes the clients' votes; called once a plan asks for them.
+    """
+
+    votes: Callable[[], CutVotes]
+
+    def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
+        """See `LocalWork.contributions`."""
+        return VotingUpdates(self, mechanism, numerics)
+
+
 class VotingUpdates(ClientUpdates):
-    """Contributions of whole clients, which also vote if the plan asks for votes."""
+    """Contributions of whole clients, which also vote if the plan asks for votes; see `ClientUpdates`."""
 
     answers = frozenset({CutVote.name})
+
+    def __init__(self, work: VotingWork, mechanism: Mechanism, numerics: Numerics | None = None) -> None:
+        super().__init__(work, mechanism, numerics)
+        self._votes = work.votes
 
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
         """See `Contributions.updates`."""
@@ -37,7 +58,7 @@ class VotingUpdates(ClientUpdates):
         if not any(noisy.query.name == CutVote.name for noisy in plan.queries):
             yield from made
             return
-        votes = cast(Callable[[], CutVotes], self.work.votes)()
+        votes = self._votes()
         for clients, updates in made:
             data = [source(client) for client in clients]
             yield clients, None if updates is None else votes.added(updates, plan, model, data)

@@ -18,10 +18,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -36,9 +35,6 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.mechanisms import Mechanism, UsesPrivateUpdates
 from fedlgm.training import ClientTask, Trainer
 
-if TYPE_CHECKING:
-    from clients.cut_vote import CutVotes
-
 
 @named_arguments
 @dataclass(frozen=True)
@@ -50,21 +46,15 @@ class LocalWork:
         settings: settings of the training.
         source: the clients' data.
         straggler_rate: probability that a client stops after one epoch in a round (simulations only).
-        votes: makes the clients' votes between cuts of their updates, for plans that ask for them.
     """
 
     trainer: Trainer
     settings: LocalTraining
     source: ClientSource
     straggler_rate: float = 0.0
-    votes: Callable[[], CutVotes] | None = None
 
     def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
         """Clients' contributions under a mechanism; the arguments are those of `clients.LayerwiseClient`."""
-        if self.votes is not None:
-            from clients.cut_vote import VotingUpdates
-
-            return VotingUpdates(self, mechanism, numerics)
         return ClientUpdates(self, mechanism, numerics)
 
 

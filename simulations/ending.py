@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from simulations.entry import end_at_once
+from simulations.signals import end_at_once
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 _STOPPING = (signal.SIGTERM, signal.SIGINT)

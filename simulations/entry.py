@@ -8,10 +8,9 @@ when the command begins.
 from __future__ import annotations
 
 import gc
-import os
 import signal
-from types import FrameType
-from typing import NoReturn
+
+from simulations.signals import end_at_once
 
 
 def main() -> None:
@@ -24,9 +23,3 @@ def main() -> None:
     from simulations.cli import main as command
 
     command()
-
-
-def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """End without cleaning up, as a signal's handler. Files on disk survive such an end at any moment."""
-    os.write(2, b"interrupted\n")
-    os._exit(128 + number)

@@ -20,7 +20,8 @@ from federations import Federation, GivenUpdates, GivenVotes, tiny_values
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from clients import AnyClient, ClientData, LayerwiseClient, LocalWork, OneClient
+from clients import AnyClient, ClientData, LayerwiseClient, OneClient
+from clients.cut_vote import VotingWork
 from fedlgm import allocation, mechanisms
 from fedlgm.audits import audit
 from fedlgm.correlation import strategies
@@ -168,7 +169,7 @@ def federate(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
             count = 0 if client in empty else 1
             return ClientData(torch.full((count, 1), float(client)), torch.zeros(count, dtype=torch.int64))
 
-        work = LocalWork(GivenUpdates(updates), LocalTraining(), source, votes=GivenVotes)  # type: ignore[arg-type]
+        work = VotingWork(GivenUpdates(updates), LocalTraining(), source, votes=GivenVotes)  # type: ignore[arg-type]
         if isinstance(nodes, OneNodePerClient):  # one app per client, each of which refuses the others'
             population = facts.sampling.population
             one_each = [OneClient(number, population, simulated=True) for number in range(population)]

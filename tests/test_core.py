@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
@@ -15,7 +16,7 @@ _TOOLS = {
     "clients": "node",
     "strategies": "node",
     "simulations": "advice api applications arguments attacks audits cli config.grids deploy ending entry figures "
-    "pretrain progress reports risk shell standardise studies tables tuning",
+    "pretrain progress reports risk shell signals standardise studies tables tuning",
 }
 """What is built on runs."""
 _VARIANTS = {
@@ -80,6 +81,11 @@ def test_a_registry_lists_only_what_is_registered_there(graph: grimp.ImportGraph
         package = registry.removesuffix(".kinds")
         outside = [other for other in graph.find_modules_directly_imported_by(registry) if _within(other, VARIANTS)]
         assert all(_within(other, [package]) for other in outside), registry
+
+
+def test_no_modules_import_each_other_at_run_time() -> None:
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
+    TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}).prepare()
 
 
 def test_the_core_is_small_enough_to_be_read(core: list[str]) -> None:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from clients.cut_vote import CutVotes, VotingUpdates
+from clients.cut_vote import CutVotes, VotingUpdates, VotingWork
 from clients.example_level import ExampleSteps, ExampleWork
 from clients.node.policy import Refusal
 from clients.node.row import CLIENT, EXAMPLE
 from clients.source import ClientData, ClientSource
-from clients.updates import LocalWork
 from fedlgm import inputs, privacy
 from fedlgm.client_release import Asked, Contributions
 from fedlgm.contributions import BoundedUpdates, Updates
@@ -117,10 +116,10 @@ class WholeData:
             job: the work's job.
             trainer: from `trainer`.
             source: the node's data.
-            votes: see `LocalWork.votes`.
+            votes: see `VotingWork.votes`.
             numerics: threads, device and noise backend.
         """
-        return _NodeUpdates(LocalWork(trainer, job.settings, source, votes=votes), job.mechanism, numerics)
+        return _NodeUpdates(VotingWork(trainer, job.settings, source, votes=votes), job.mechanism, numerics)
 
 
 class SingleExamples:

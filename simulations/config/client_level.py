@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clients import ClientSource, LocalWork
-from clients.cut_vote import CutVotes
+from clients.cut_vote import CutVotes, VotingWork
 from fedlgm import run_rules
 from fedlgm.contributions import unbounded
 from fedlgm.errors import ConfigError, prefix_key
@@ -123,7 +123,7 @@ class ClientLevel(UnitKind):
         def votes() -> CutVotes:
             return CutVotes(assembly.module(), assembly.layers, assembly.task)
 
-        return LocalWork(trainer, section.local, source, recipe.federation.stragglers, votes)
+        return VotingWork(trainer, section.local, source, recipe.federation.stragglers, votes=votes)
 
     def try_training(self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
         """See `UnitKind.try_training`."""

@@ -50,7 +50,8 @@ class UserLevel(ClientLevel):
 
     def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
         """See `UnitKind.work`."""
-        return UserWork(**vars(super().work(assembly, source)), users=assembly.recipe.federation.members)
+        own, users = super().work(assembly, source), assembly.recipe.federation.members
+        return UserWork(own.trainer, own.settings, own.source, own.straggler_rate, users=users)
 
     def efforts(self, recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
         """See `UnitKind.efforts`: the examples of all clients of a user."""

@@ -14,7 +14,7 @@ from typing import Any
 from fedlgm.errors import RunError
 from simulations.runs.folder import RunFolder
 from simulations.studies.jobs import Job
-from simulations.studies.running import Ended, bring
+from simulations.studies.one_run import Ended, bring
 
 _LOOK_S = 0.5
 _PATIENCE_S = 10.0  # with a worker of a study that was killed, which ends on its own

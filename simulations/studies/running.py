@@ -10,34 +10,16 @@ settings of the run.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from fedlgm.errors import ConfigError, DiskError, FedlgmError, LedgerError, RunError
-from simulations import launch
-from simulations.config.recipe import Recipe
-from simulations.runs.folder import RunFolder
-from simulations.runs.rows import FullRow
+from fedlgm.errors import ConfigError, RunError
+from simulations.studies import processes
 from simulations.studies.jobs import Job
+from simulations.studies.one_run import Ended, OnRow, bring
 
-OnRow = Callable[[Job, FullRow], None]
 OnEnd = Callable[[Job], None]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """Outcome of a run.
-
-    Attributes:
-        why: reason why it has no figures; None if it is finished.
-        refused: reason why it could not be started.
-    """
-
-    why: str | None = None
-    refused: FedlgmError | None = None
 
 
 def run(
@@ -90,43 +72,6 @@ def run(
     return {job.folder: why for job in todo if (why := ended[job.folder].why) is not None}
 
 
-def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = None) -> Ended:
-    """Complete one run; the arguments and errors are those of `run`."""
-    if job.refused:
-        return Ended(job.refused, ConfigError(job.refused))
-    path = out / job.folder
-    if path.is_dir() and all(inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")):
-        shutil.rmtree(path)  # only empty folders; one with a file may be a run's, which has spent something
-
-    def report(row: FullRow) -> None:
-        if on_row is not None:
-            on_row(job, row)
-
-    started = path.exists()
-    if started:
-        folder = RunFolder.open(path)
-        if not _same(folder.recipe(), job.recipe):
-            raise ConfigError(
-                f"{path} holds a different run from the requested one: choose another --out (in Python: folder)"
-            )
-        for row in folder.rows():
-            report(row)
-        diverged = folder.diverged.read()
-        if diverged is not None:
-            folder.verify()
-            return Ended(str(diverged))
-    try:
-        if started:
-            launch.resume(path, engine=engine, progress=report, own=job.own)
-        else:
-            launch.simulate(job.recipe, engine=engine, run_dir=path, progress=report, own=job.own)
-    except (LedgerError, DiskError):  # a set is not complete without them, or no further run can be
-        raise
-    except FedlgmError as error:
-        return Ended(str(error), None if path.exists() else error)
-    return Ended()
-
-
 def _unfinished(job: Job, out: Path) -> bool:
     path = out / job.folder
     return not ((path / "result.json").is_file() or (path / "diverged.json").is_file())
@@ -136,8 +81,6 @@ def _outcomes(
     todo: Sequence[Job], out: Path, engine: str, on_row: OnRow | None, workers: int | str
 ) -> Iterator[tuple[Job, Ended]]:
     """Yield the runs with their outcomes: those that need no other process, then the others, as they end."""
-    from simulations.studies import processes
-
     away = {} if workers == 1 else {job.folder: job for job in todo if not job.refused and _unfinished(job, out)}
     if away and engine != "local":
         raise ConfigError(f"engine {engine!r} spreads each run over the machine: leave out workers, or the engine")
@@ -148,20 +91,3 @@ def _outcomes(
         yield from processes.on_cluster(list(away.values()), out.resolve(), workers)
     elif away and not isinstance(workers, str):
         yield from processes.on_this_machine(list(away.values()), out.resolve(), min(workers, len(away)))
-
-
-def _same(stored: Recipe, wanted: Recipe) -> bool:
-    """Whether a stored run is the requested one; an "auto" may have been resolved when it started."""
-    settled_at_start = (
-        ("training", "vectorize"),
-        ("training", "compile"),
-        ("training", "kernel"),
-        ("training", "device"),
-        ("privacy", "noise_backend"),
-    )
-    found, asked = stored.model_dump(), wanted.model_dump()
-    asked["title"] = found["title"]  # words
-    for section, key in settled_at_start:
-        if asked[section][key] == "auto":
-            asked[section][key] = found[section][key]
-    return found == asked

@@ -17,7 +17,7 @@ from simulations.cli import app
 from simulations.config import recipe
 from simulations.config.facts import facts_of
 from simulations.runs.folder import RunFolder
-from simulations.studies import running
+from simulations.studies import one_run, running
 from simulations.studies.jobs import Job, jobs
 from simulations.studies.results import Study
 from simulations.studies.statistics import difference
@@ -175,8 +175,8 @@ def test_a_budget_given_twice_is_not_twice_as_many_seeds() -> None:
 def test_what_was_auto_may_have_been_settled(key: str, was: str, now: object) -> None:
     wanted = recipe.load("digits", [f"training.{key}={was}"])
     stored = wanted.model_copy(update={"training": wanted.training.model_copy(update={key: now})})
-    assert running._same(stored, wanted)
-    assert not running._same(stored, recipe.load("digits", [f"training.{key}={was}", "training.lr=0.77"]))
+    assert one_run._same(stored, wanted)
+    assert not one_run._same(stored, recipe.load("digits", [f"training.{key}={was}", "training.lr=0.77"]))
 
 
 @pytest.mark.slow

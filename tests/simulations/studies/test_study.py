@@ -22,7 +22,7 @@ from fedlgm.errors import ConfigError, FedlgmError
 from simulations import launch
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
-from simulations.studies import processes, records, running
+from simulations.studies import one_run, processes, records
 from simulations.studies.jobs import grid_jobs
 from simulations.studies.progress import Line
 from simulations.studies.results import Study
@@ -211,7 +211,7 @@ def test_a_study_that_is_stopped_goes_on_to_the_same_frame(
 def test_a_worker_makes_the_run_that_this_process_would_make(finished: Study, tmp_path: Path) -> None:
     job = planned(GRID, seeds=1)[0]
     index, how = processes.work(5, job, tmp_path, (str(Path.cwd()), []), False)
-    assert (index, how) == (5, running.Ended())
+    assert (index, how) == (5, one_run.Ended())
     ours, theirs = (RunFolder.open(folder / job.folder).result() for folder in (tmp_path, finished.folder))
     assert ours["model_sha256"] == theirs["model_sha256"]
 
