@@ -1,4 +1,4 @@
-"""Rules for recipes with privacy.unit = "client", and the sampled unit of their runs."""
+"""Rules for recipes with privacy.unit = "client", the sampled unit of their runs, and the clients' training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for recipes with privacy.unit = "example", and the sampled unit of their runs."""
+"""Rules for recipes with privacy.unit = "example", the sampled unit of their runs, and the clients' training."""
 
 from __future__ import annotations
 
