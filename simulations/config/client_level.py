@@ -141,9 +141,8 @@ class ClientLevel(UnitKind):
 
     def try_kernel(self, assembly: Assembly, x: Inputs, y: Tensor) -> None:
         """See `UnitKind.try_kernel`."""
-        task = ClientTask(
-            x, y, KeyRing.from_seed(0).torch_generator(Purpose.PROBE, 0), 1, assembly.first_plan().trained
-        )
+        order = KeyRing.from_seed(0).torch_generator(Purpose.PROBE, 0)
+        task = ClientTask(x, y, order, 1, assembly.first_plan().trained)
         trainer = assembly.native(assembly.module(), assembly.layers, assembly.recipe.training.local, device="cpu")
         for update in trainer.updates(assembly.initial_model(), [task]):
             unbounded(update)

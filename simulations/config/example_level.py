@@ -200,10 +200,9 @@ class ExampleLevel(UnitKind):
         """See `UnitKind.try_kernel`."""
         if assembly.layers.size > MOST_PARAMETERS:
             raise ConfigError(f"at example level it is slower for models of more than {MOST_PARAMETERS:,} parameters")
-        module = assembly.module()
-        NativeExampleGradients(module, assembly.layers, assembly.task, assembly.initial_model()).sum(
-            x, y, FlatClip(1.0)
-        )
+        weights = assembly.initial_model()
+        gradients = NativeExampleGradients(assembly.module(), assembly.layers, assembly.task, weights)
+        gradients.sum(x, y, FlatClip(1.0))
 
     def words(self, assembly: Assembly) -> str:
         """See `UnitKind.words`."""
