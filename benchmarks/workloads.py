@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from clients import PartitionedSource
 from fedlgm import data, inputs
 from fedlgm.contributions import unbounded
 from fedlgm.data import DataSet
@@ -35,7 +36,7 @@ from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, LocalTraining
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import decided, typical
+from simulations.config.decided import decided
 
 LARGE = 16
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
@@ -61,6 +62,16 @@ def plain(module: nn.Module, start: dict[str, Any], task: ClientTask, settings: 
                 nn.utils.clip_grad_norm_(module.parameters(), settings.gradient_clip)
             optimizer.step()
     _ = [value - start[name] for name, value in module.state_dict().items()]
+
+
+def typical(assembly: Assembly, count: int) -> list[ClientTask]:
+    """Clients of middle size that have data, with the layers that the first plan trains."""
+    source, keys = PartitionedSource(assembly.dataset, assembly.partition), KeyRing.from_seed(0)
+    order = np.argsort(assembly.sizes)
+    order = order[assembly.sizes[order] > 0]
+    epochs, trained = assembly.recipe.training.epochs, assembly.first_plan().trained
+    orders = ((source(int(c)), keys.torch_generator(Purpose.PROBE, int(c))) for c in order[len(order) // 2 :][:count])
+    return [ClientTask(data.x, data.y, order, epochs, trained) for data, order in orders]
 
 
 def blocks(assembly: Assembly) -> tuple[list[tuple[Any, torch.Tensor]], bool]:

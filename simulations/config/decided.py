@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-import numpy as np
 import torch
 
-from clients import PartitionedSource
 from fedlgm import devices, inputs
 from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError, DataError
@@ -18,6 +16,7 @@ from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 
 _TRIED = 8  # public examples on which the compiled kernel is tried
+_BATCHES = 4  # of public examples, for each client that is timed
 SIDE_BY_SIDE = 16
 """Number of clients that a GPU trains at once; more lose more to padding than they gain (docs/results/gpu.md)."""
 
@@ -85,7 +84,7 @@ def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
         with torch_threads(run.threads):
             workers = workers if assembly.device.type == "cpu" else 1  # on a GPU they wait for one another
             blocks = max(1.0, clients / run.block_size / workers)
-            tasks = partial(typical, assembly, run.block_size)
+            tasks = partial(_blocks, assembly, run.block_size)
             winner, _ = fastest(makers, assembly.initial_model(), tasks, blocks=blocks)
     return choices[winner]
 
@@ -113,11 +112,14 @@ def _refusal(assembly: Assembly) -> str | None:
     return None
 
 
-def typical(assembly: Assembly, count: int) -> list[ClientTask]:
-    """Clients of middle size that have data, with the layers that the first plan trains."""
-    source, keys = PartitionedSource(assembly.dataset, assembly.partition), KeyRing.from_seed(0)
-    order = np.argsort(assembly.sizes)
-    order = order[assembly.sizes[order] > 0]
-    epochs, trained = assembly.recipe.training.epochs, assembly.first_plan().trained
-    orders = ((source(int(c)), keys.torch_generator(Purpose.PROBE, int(c))) for c in order[len(order) // 2 :][:count])
-    return [ClientTask(data.x, data.y, order, epochs, trained) for data, order in orders]
+def _blocks(assembly: Assembly, count: int) -> list[ClientTask]:
+    """Clients that hold a few batches of public test examples, with the layers that the first plan trains.
+
+    The choice becomes part of the public recipe, so private examples must not be timed.
+    """
+    found, section = assembly.dataset, assembly.recipe.training
+    rows = slice(_BATCHES * section.batch_size)
+    x, y = inputs.tensors(inputs.take(found.test_x, rows)), torch.from_numpy(found.test_y[rows])
+    keys, trained = KeyRing.from_seed(0), assembly.first_plan().trained
+    orders = (keys.torch_generator(Purpose.PROBE, client) for client in range(count))
+    return [ClientTask(x, y, order, section.epochs, trained) for order in orders]
