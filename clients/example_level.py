@@ -11,7 +11,6 @@ from torch import Tensor
 from clients.source import ClientData
 from clients.updates import LocalWork
 from fedlgm import inputs
-from fedlgm.aggregation import BoundedSum
 from fedlgm.client_release import Asked, Contributions, Keys, Noised
 from fedlgm.contributions import Updates
 from fedlgm.devices import Numerics, torch_threads
@@ -65,10 +64,6 @@ class ExampleSteps(Contributions):
         super().__init__(numerics)
         self._work, self._trainer = work, work.trainer
         self._held: dict[int, tuple[ClientData, bytes]] = {}
-
-    def empty(self, plan: ReleasePlan) -> BoundedSum:
-        """A sum without contributions, on the CPU."""
-        return BoundedSum.empty(plan)
 
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
         """See `Contributions.updates`: one Poisson batch of every client."""

@@ -20,7 +20,7 @@ from clients.layerwise import asked_of, place_reply, reply_with
 from clients.replying import ReplyingApp, quiet
 from clients.serving import OneClient
 from fedlgm import wire
-from fedlgm.client_release import Asked, Contributions, client_release
+from fedlgm.client_release import Asked, WholeUpdates, client_release
 from fedlgm.contributions import Updates
 from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
 from fedlgm.extension import misfit, named_arguments
@@ -154,7 +154,7 @@ def _apart(context: Context, seen: Context) -> Iterator[None]:
     vars(context).update(vars(seen) | {"state": state})
 
 
-class _GivenUpdate(Contributions):
+class _GivenUpdate(WholeUpdates):
     """The update of a user's app, computed on demand."""
 
     def __init__(self, made: Callable[[], Tensor]) -> None:

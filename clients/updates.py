@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from clients.source import ClientSource
-from fedlgm.client_release import Asked, Contributions, Noised
+from fedlgm.client_release import Asked, Contributions, Noised, WholeUpdates
 from fedlgm.contributions import Updates, unbounded
 from fedlgm.devices import Numerics, torch_threads
 from fedlgm.extension import named_arguments
@@ -58,7 +58,7 @@ class LocalWork:
         return ClientUpdates(self, mechanism, numerics)
 
 
-class ClientUpdates(Contributions):
+class ClientUpdates(WholeUpdates):
     """Contributions of whole clients.
 
     Args:

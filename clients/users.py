@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from clients.updates import ClientUpdates, LocalWork
-from fedlgm.client_release import Asked, Contributions
+from fedlgm.client_release import Asked, Contributions, WholeUpdates
 from fedlgm.contributions import Updates, unbounded
 from fedlgm.devices import Numerics
 from fedlgm.errors import ConfigError
@@ -41,7 +41,7 @@ Users = Sequence[Sequence[int]]
 """The clients of each user. Rounds draw the numbers of users."""
 
 
-class UserUpdates(Contributions):
+class UserUpdates(WholeUpdates):
     """One contribution per user: the mean of the updates of the user's clients that have data.
 
     The sum bounds this mean, so all of a user's clients together move it by at most the plan's bounds. Sampling draws

@@ -75,8 +75,6 @@ class Noised:
 class Contributions(ABC):
     """Makes clients' contributions.
 
-    A subclass implements a further unit of protection or way of training.
-
     Args:
         numerics: threads, device and noise backend.
 
@@ -100,12 +98,24 @@ class Contributions(ABC):
         raise PrivacyError("these clients return no figures without noise")
 
     def empty(self, plan: ReleasePlan) -> BoundedSum:
+        """A sum without contributions."""
+        return BoundedSum.empty(plan)
+
+    @abstractmethod
+    def noised(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
+        """Each client's own release, with its noise; clients without data release noise."""
+
+
+class WholeUpdates(Contributions):
+    """Contributions that the sum bounds: whole updates of clients, or of users with all their clients."""
+
+    def empty(self, plan: ReleasePlan) -> BoundedSum:
         """A sum without contributions, on the device of the updates."""
         backend = self.numerics.noise_backend
         return sum_on(plan, torch.device(self.numerics.device), None if backend == "cpu" else backend)
 
     def noised(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """Each client's own release, its bounded update with its noise; clients without data release noise."""
+        """See `Contributions.noised`; an update is bounded first."""
         for clients, updates in self.updates(asked, keys.order):
             for row, client in enumerate(clients):
                 yield self.release(client, None if updates is None else updates[row : row + 1], asked, keys.noise)
