@@ -1,4 +1,4 @@
-"""Adds the plan's noise to bounded sums. No other module draws noise for a release."""
+"""Adds the plan's noise to bounded sums. A run's noise is added nowhere else."""
 
 from __future__ import annotations
 

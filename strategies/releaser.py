@@ -1,4 +1,4 @@
-"""The server's side of a release: charge, noise and division by the public denominator, in this order, only here."""
+"""The server's side of a release: charge, noise and division by the public denominator, in this order."""
 
 from __future__ import annotations
 

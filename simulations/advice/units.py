@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -75,6 +76,8 @@ class Units(ABC):
 class Clients(Units):
     """Clients that train on public examples, which the recipe's partition divides among them.
 
+    The contribution of a user is the mean of several clients' updates.
+
     Args:
         assembly: see `Units`.
         most: largest number of passes over an example per stage.
@@ -92,7 +95,9 @@ class Clients(Units):
         division = data.divide(found, count, section.partition, seed=section.partition_seed, **section.options)
         filled = [rows.astype(np.int64) for rows in division if len(rows)]
         affordable = int(most / (max(share, 1.0) * training.epochs))
-        self._clients = filled[: max(4, min(CLIENTS, affordable))]
+        self._of_unit = max(1, assembly.recipe.federation.clients // assembly.recipe.sampling.population)
+        units = max(4, min(CLIENTS, affordable) // self._of_unit)
+        self._clients = filled[: min(units, max(1, len(filled) // self._of_unit)) * self._of_unit]
         self._trainer = assembly.trainer(training.vectorize == "on", compiled=False)
         self._server = assembly.server_optimizer()
 
@@ -133,12 +138,13 @@ class Clients(Units):
         plans = [method.plan(Transcript.start(model)) for method in methods]
         sums = [torch.zeros(plan.size, dtype=torch.float64) for plan in plans]
         norms = []
-        for block in self._trainer.updates(model, tasks):
-            for update in unbounded(block):
-                norms.append(self.layers.norms(update).double())
-                for total, plan in zip(sums, plans, strict=True):
-                    total += bound_update(update, plan)
-        means = [plan.expand((total / len(tasks)).float()) for total, plan in zip(sums, plans, strict=True)]
+        updates = (update.clone() for block in self._trainer.updates(model, tasks) for update in unbounded(block))
+        while members := list(islice(updates, self._of_unit)):
+            update = torch.stack(members).mean(dim=0)
+            norms.append(self.layers.norms(update).double())
+            for total, plan in zip(sums, plans, strict=True):
+                total += bound_update(update, plan)
+        means = [plan.expand((total / len(norms)).float()) for total, plan in zip(sums, plans, strict=True)]
         return means, plans, torch.stack(norms)
 
 

@@ -56,9 +56,6 @@ class ClientLevel(UnitKind):
     def check(self, recipe: Recipe) -> None:
         """See `UnitKind.check`."""
         federation, privacy, local = recipe.federation, recipe.privacy, recipe.noised_by.uploads_released
-        for key in ("sampling_rate", "steps", "exact_sums"):
-            if getattr(recipe.training, key) is not None:
-                raise ConfigError(f"training.{key} is for privacy.unit = 'example': leave it out here")
         scheme = federation.sampling
         noise = "" if privacy.noise == "independent" else f"privacy.noise = {privacy.noise!r}"
         capped = privacy.max_participations is not None

@@ -46,6 +46,7 @@ class ExampleLevel(UnitKind):
     verb, flat = "bounds examples", "dp-sgd"
     mechanisms: Unit = "example"
     redraws = side_by_side = False
+    keys = ("training.sampling_rate", "training.steps", "training.exact_sums")
 
     def check(self, recipe: Recipe) -> None:
         """See `UnitKind.check`."""

@@ -60,6 +60,7 @@ _SAID = {  # where the checker has more than one complaint, or one that names no
     ("training", "device"): "must be auto, cpu, cuda, cuda:N, mps or xpu",
     ("training", "compile"): "must be true, false or 'auto'",
     ("data", "pixels"): "must be two numbers, the lower one first, such as [0, 1]",
+    ("run", "engine"): "is not a key of a recipe: use --engine NAME, or simulate(engine=NAME)",
 }
 
 
@@ -81,8 +82,8 @@ def _explain(raw: dict[str, Any], item: Any, whole: type[BaseModel]) -> str:
     if place == ("extends",):
         return "extends belongs in a recipe's file: name the other recipe directly, or write a file that extends it"
     kind = section_kind(whole.model_fields[place[0]]) if len(place) > 1 and place[0] in whole.model_fields else None
-    if item["type"] == "extra_forbidden" and len(item["loc"]) == 1 and (keys := keys_like(str(place[0]), whole)):
-        return f"{place[0]}: unknown key; did you mean {' or '.join(map(repr, keys))}?"
+    if item["type"] == "extra_forbidden" and len(item["loc"]) < 3 and (keys := keys_like(str(place[-1]), whole)):
+        return f"{'.'.join(map(str, place))}: unknown key; did you mean {' or '.join(map(repr, keys))}?"
     if len(place) == 1 and isinstance(item["input"], str) and (keys := keys_like(str(place[0]), whole)):
         return f"{place[0]}: is a section, not {item['input']!r}; did you mean {keys[0]!r}?"
     return explained(item, (kind or whole).model_fields)

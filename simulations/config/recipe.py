@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -87,8 +88,10 @@ class Recipe(Section):
                     section.build()
         if not is_object(self.mechanism.name):
             self.check_mechanism(mechanisms.unit_of(self.mechanism.name))
-        if self.federation.users is not None and self.protects.of is None:
-            raise ConfigError("federation.users is for privacy.unit = 'user': set it, or leave federation.users out")
+        for unit, kind in UNITS.items():
+            for key in set(kind.keys) - set(self.protects.keys):
+                if attrgetter(key)(self) is not None:
+                    raise ConfigError(f"{key} is for privacy.unit = {unit!r}: set it, or leave {key} out")
         self.protects.check(self)
         return self
 

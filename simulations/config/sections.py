@@ -229,8 +229,9 @@ class Privacy(Section):
         if value not in _NOISE and not is_reference(value):
             from fedlgm.correlation import names  # SciPy's optimisers
 
-            if value not in names():
-                raise ValueError(f"must be {', '.join(map(repr, _NOISE))}, or your own as 'package.module:name'")
+            known = [*_NOISE, *(name for name in names() if name not in _NOISE)]
+            if value not in known:
+                raise ValueError(f"must be {', '.join(map(repr, known))}, or your own as 'package.module:name'")
         return value
 
 

@@ -35,6 +35,7 @@ class UnitKind:
         redraws: whether a repeated round may draw different participants.
         of: the unit if each has several clients, see `Sampling.of`; None otherwise.
         side_by_side: whether several clients can be trained at once.
+        keys: keys of a recipe, "section.key", that are unset unless the unit has them.
     """
 
     verb: str
@@ -43,6 +44,7 @@ class UnitKind:
     redraws = True
     of: SharedUnit | None = None
     side_by_side = True
+    keys: tuple[str, ...] = ()
 
     def check(self, recipe: Recipe) -> None:
         """Refuse settings that do not fit together.

@@ -26,6 +26,7 @@ class UserLevel(ClientLevel):
 
     verb = "bounds whole users"
     of = "user"
+    keys = ("federation.users",)
 
     def check(self, recipe: Recipe) -> None:
         """See `UnitKind.check`."""

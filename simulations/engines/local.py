@@ -48,7 +48,7 @@ class LocalEngine(GridEngine):
         options: options of the caller, of which `workers` has no effect.
 
     Raises:
-            ConfigError: an option belongs to another engine.
+        ConfigError: an option belongs to another engine.
 
     Example:
         >>> from simulations.engines.base import EngineOptions

@@ -52,6 +52,7 @@ def test_modules_beside_the_user_are_found(here: Path) -> None:
         ("import surely_absent", "my_things:Net", r"it imports 'surely_absent', which is not installed"),
         ("def f(:", "my_things:Net", r"module 'my_things' cannot be imported: SyntaxError"),
         ("raise OSError('no disk')", "my_things:Net", r"cannot be imported: OSError: no disk"),
+        ("import numpy as np", "my_things:nope", r"module 'my_things' has no 'nope'$"),
         ("class Nett: pass", "my_things:Net", r"module 'my_things' has no 'Net'; did you mean 'Nett'\?"),
     ],
 )

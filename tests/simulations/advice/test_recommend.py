@@ -22,6 +22,7 @@ from simulations.advice.picture import bars
 from simulations.advice.public import of_public, outline_of, refuse_private
 from simulations.advice.recommend import RULES, Recommendation
 from simulations.advice.score import Curvature, Landscape, score
+from simulations.advice.units import Clients
 from simulations.advice.verdict import verdict
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
@@ -294,3 +295,18 @@ def test_verdicts() -> None:
     assert "uniform is expected to be worth 2.00" in verdict({"gaussian": 1.0, "uniform": 2.0}, "client")
     assert verdict({"gaussian": 1.0, "uniform": 0.1}, "example").endswith("avoid uniform.")
     assert len({len(line) for line in bars({"gaussian": 1.0, "uniform": 1e-9, "snr-consistent": 1e9})}) <= 2
+
+
+def test_a_users_contribution_is_the_mean_of_its_clients() -> None:
+    data = Own(data=DataSet.from_arrays(_blobs(900), PUBLIC))
+    options = ["federation.clients=40", "data.partition=iid"]
+    norms = {}
+    for unit, users in (("client", []), ("user", ["privacy.unit=user", "federation.users=10"])):
+        assembly = Assembly(load("digits", [*options, *users]), data)
+        units = Clients(assembly, most=10**6, share=20)
+        _, _, norms[unit] = units.observe(assembly.initial_model(), [])
+    clients, users = norms["client"], norms["user"]
+    members = clients[: 4 * len(users)].reshape(len(users), 4, -1)
+    assert len(clients) // 4 == len(users) >= 4
+    assert bool((users < 0.99 * members.mean(dim=1)).all())  # the mean of vectors is shorter than they are
+    assert bool((users > 0.2 * members.mean(dim=1)).all())
