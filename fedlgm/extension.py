@@ -128,7 +128,9 @@ def load_object(reference: str, what: str) -> Any:
     try:
         return reduce(getattr, name.split("."), module)
     except AttributeError as error:
-        own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
+        package = module_name.partition(".")[0]
+        origins = {key: str(getattr(value, "__module__", "")) for key, value in vars(module).items()}
+        own = [key for key, origin in origins.items() if origin.partition(".")[0] == package]
         similar = get_close_matches(name, own, n=1)
         hint = f"; did you mean {similar[0]!r}?" if similar else ""
         raise ConfigError(f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}") from error
