@@ -15,7 +15,7 @@ from fedlgm import inputs, models
 from fedlgm.data.dataset import as_numbers
 from fedlgm.errors import ConfigError, RunError, check_known
 from fedlgm.extension import is_object
-from fedlgm.files import write_whole
+from fedlgm.files import path_of, write_whole
 from fedlgm.layers import LayerTable
 from simulations.config.assembly import Assembly
 from simulations.config.fingerprints import fixed_digest
@@ -40,7 +40,7 @@ def format_of(file: Path | str) -> Format:
         >>> format_of("model.onnx")
         'onnx'
     """
-    suffix = Path(file).suffix[1:]
+    suffix = path_of("file", file).suffix[1:]
     if suffix not in get_args(Format):
         known = ", ".join(f".{name}" for name in get_args(Format))
         raise ConfigError(f"{file}: its suffix must name a format: {known}")
@@ -66,7 +66,7 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
         >>> load_model(run)(torch.zeros(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
-    folder = RunFolder.open(Path(run))
+    folder = RunFolder.open(run)
     return _load(folder, folder.finished(), module)
 
 
@@ -79,7 +79,7 @@ def metadata(run: Path | str) -> Metadata:
         RunError: the folder is not a run's, or the run is not finished.
         LedgerError: the ledger is damaged, or does not match recipe, checkpoints and result.
     """
-    folder = RunFolder.open(Path(run))
+    folder = RunFolder.open(run)
     return _metadata(folder, folder.finished())
 
 
@@ -129,10 +129,10 @@ def export(
     missing = [package for package in _FOR_ONNX if find_spec(package) is None]
     if format == "onnx" and missing:
         raise ConfigError(f"format 'onnx' needs {' and '.join(missing)}: pip install 'fedlgm[onnx]'")
-    target = Path(run) / f"model.{format}" if out is None else Path(out)
+    target = path_of("run", run) / f"model.{format}" if out is None else path_of("out", out)
     if target.is_dir():
         target = target / f"model.{format}"
-    folder = RunFolder.open(Path(run))
+    folder = RunFolder.open(run)
     result = folder.finished()
     told, module = _metadata(folder, result), _load(folder, result, module)
     beside = None
