@@ -25,8 +25,8 @@ from fedlgm.example_level.scaling import FlatClip
 from fedlgm.extension import users_code
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
-from fedlgm.models.requirements import unused_copy
 from fedlgm.tasks.base import Task, require_separate_losses, require_sums
+from fedlgm.unused import unused_copy
 
 Examples = tuple[Inputs, Tensor]
 """Inputs and targets of a few examples."""

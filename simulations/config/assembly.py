@@ -26,7 +26,6 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
-from fedlgm.models.requirements import unused_copy
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.tasks import Task
@@ -36,6 +35,7 @@ from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.native import Program
 from fedlgm.training.rates import factors
 from fedlgm.transcript import Transcript
+from fedlgm.unused import unused_copy
 from simulations.config import trials
 from simulations.config.facts import facts_of
 from simulations.config.messages import in_section

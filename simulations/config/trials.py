@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +16,10 @@ from fedlgm.contributions import unbounded
 from fedlgm.data import DataSet
 from fedlgm.extension import is_bundled, users_code
 from fedlgm.mechanisms import BoundsExamples
-from fedlgm.models.requirements import unused_copy
 from fedlgm.tasks import Task
 from fedlgm.training import ClientTask
 from fedlgm.trial import Examples, require_same_losses, try_clients, try_examples, try_preparing
+from fedlgm.unused import unused_copy
 
 if TYPE_CHECKING:
     from simulations.config.assembly import Assembly
@@ -51,11 +52,12 @@ def try_training(assembly: Assembly, task: Task, own_model: bool) -> None:
     Raises:
         ConfigError: the message names the problem.
     """
-    module, dataset = assembly.module(), assembly.dataset
+    module, dataset, kind = assembly.module(), assembly.dataset, assembly.trainer_kind
 
     def updates(clients: Sequence[Examples]) -> list[Tensor]:
         fresh = copy.copy(assembly)
         vars(fresh)["task"] = unused_copy(task)
+        vars(fresh)["trainer_kind"] = replace(kind, **{name: unused_copy(made) for name, made in vars(kind).items()})
         trainer = fresh.trainer(assembly.recipe.training.vectorize == "on", compiled=False)
         alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
         made = trainer.updates(assembly.layers.flatten(module), alike)
