@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import canonical, digest, sha256
 from fedlgm.plan import ReleasePlan
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
+from fedlgm.unused import unused_copy
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,12 @@ class Releaser:
         job, numerics = self.workshop.job(request.work), Numerics(self._policy.limits.threads)
 
         def own(client: int) -> ClientData:  # called where an error of this node's data is caught
-            targets = partial(node_data.targets, self._policy.data, task=job.task)
-            return request.unit.examples(self._data, targets, apart=not is_bundled(job.task))
+            section, operators = self._policy.data, not is_bundled(job.task)
+
+            def targets(y: Tensor) -> Tensor:  # a task of the operator's own could keep them for others, or its losses
+                return node_data.targets(section, y, unused_copy(job.task) if operators else job.task)
+
+            return request.unit.examples(self._data, targets, apart=operators)
 
         def votes() -> CutVotes:
             return CutVotes(self.workshop.module(request.work), job.layers, job.task)
