@@ -88,7 +88,8 @@ class Recipe(Section):
         if not is_object(self.mechanism.name):
             self.check_mechanism(mechanisms.unit_of(self.mechanism.name))
         if self.federation.users is not None and self.protects.of is None:
-            raise ConfigError("federation.users is for privacy.unit = 'user': set it, or leave federation.users out")
+            shared = " or ".join(repr(unit) for unit, kind in UNITS.items() if kind.of is not None)
+            raise ConfigError(f"federation.users is for privacy.unit = {shared}: set it, or leave federation.users out")
         self.protects.check(self)
         return self
 
