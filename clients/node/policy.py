@@ -245,7 +245,7 @@ class Limits(_Section):
     release_seconds: float = Field(default=600.0, gt=0)
     connections: int = Field(default=8, ge=1, le=1024)
     reply_every_seconds: float = Field(default=0.5, ge=0)
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=1024)
     kept_replies: int = Field(default=4, ge=0)
 
 

@@ -251,7 +251,7 @@ class Run(Section):
 
     seed: Seed | None = None
     block_size: Count = 8
-    threads: Count = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     evaluate_every: Count = 1
     checkpoint_every: Count = 1
     workers: Count | None = None

@@ -335,6 +335,15 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "more rounds than can be planned": (changed(federation__rounds=2**63), "rounds: must be at most 1000000"),
     "a rate below every accountant's numbers": (changed(federation__rate=1e-320), "rate: must be at least 1e-12"),
+    "a bound beyond all noise": (run(mechanism=mechanisms.get("uniform", bound=1e40)), "lie in [2^-100, 2^100], got"),
+    "a share below all noise": (
+        run(
+            model=nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)),
+            mechanism=mechanisms.get("voted-filling", share=1e-300),
+        ),
+        "lie in [2^-100, 2^100], got",
+    ),
+    "more threads than a machine has": (changed(run__threads=100_000), "run.threads: must be at most 1024, got"),
     "a separation of any length": (
         changed(privacy__min_separation=10**400), "privacy.min_separation: must be at most 1000000000",
     ),
