@@ -112,7 +112,7 @@ def export(
         run: run folder.
         format: "safetensors"; "pt", which `torch.load(..., weights_only=True)` reads; or "onnx", a graph that runs
             without PyTorch, with a free batch size.
-        out: file to write or a folder; by default `model.<format>` in the run folder. An existing file is replaced.
+        out: file to write or a folder; by default `model.<format>` in the run folder. An existing model is replaced.
         module: see `load_model`.
         example: inputs of two examples, [2, ...] (a tuple of several), with which "onnx" traces the model; by default
             test examples. They are needed if the run was given its data as a Python object.
@@ -133,20 +133,30 @@ def export(
     if target.is_dir():
         target = target / f"model.{format}"
     folder = RunFolder.open(run)
+    beside = target.with_suffix(".json") if format == "pt" else None
+    _refuse_other_files(target, beside, folder.path, f"model.{format}")
     result = folder.finished()
     told, module = _metadata(folder, result), _load(folder, result, module)
-    beside = None
     kept = models.original(module).state_dict()
     state = {name: tensor.detach().clone().contiguous() for name, tensor in kept.items()}
     if format == "safetensors":
         write_whole(target, lambda path: save_file(state, path, metadata=texts(told)))
-    elif format == "pt":
-        beside = target.with_suffix(".json")
+    elif beside is not None:
         write_whole(target, lambda path: torch.save(state, path))
         strict_json.write(beside, told)
     else:
         _write_onnx(target, module, _example(Path(run)) if example is None else example, told)
     return exported(target, format, told, beside)
+
+
+def _refuse_other_files(target: Path, beside: Path | None, run: Path, usual: str) -> None:
+    """Refuse to replace a file that is no export, such as a run's recipe, ledger or checkpoint."""
+    inside = run.resolve() in target.resolve().parents and target.resolve() != (run / usual).resolve()
+    lost = target if target.exists() and (inside or target.suffix != Path(usual).suffix) else None
+    if lost is None and beside is not None and beside.exists() and not target.exists():
+        lost = beside
+    if lost is not None:
+        raise RunError(f"{lost} exists and is not an exported model: choose another file")
 
 
 def exported(file: Path, format: str, told: Metadata, beside: Path | None = None) -> Exported:
