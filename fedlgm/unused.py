@@ -64,6 +64,8 @@ class _Copies:
             return value
 
     def _function(self, function: FunctionType) -> FunctionType:
+        if hasattr(function, "_torchdynamo_orig_callable"):  # code that torch.compile makes is bound to its globals
+            return function
         library, named = _package(function) in _LIBRARIES, function.__globals__
         space = named if library else self._globals.setdefault(id(named), dict(named))
         cells = tuple(CellType() for _ in function.__closure__ or ())

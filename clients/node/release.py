@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import hmac
 from dataclasses import dataclass
@@ -218,12 +219,12 @@ class Releaser:
         job, numerics = self.workshop.job(request.work), Numerics(self._policy.limits.threads)
 
         def own(client: int) -> ClientData:  # called where an error of this node's data is caught
-            section, operators = self._policy.data, not is_bundled(job.task)
+            task = unused_copy(job.task)  # one of the operator's own could keep targets for others, or for its losses
 
-            def targets(y: Tensor) -> Tensor:  # a task of the operator's own could keep them for others, or its losses
-                return node_data.targets(section, y, unused_copy(job.task) if operators else job.task)
+            def targets(y: Tensor) -> Tensor:
+                return node_data.targets(self._policy.data, y, copy.copy(task))
 
-            return request.unit.examples(self._data, targets, apart=operators)
+            return request.unit.examples(self._data, targets, apart=not is_bundled(job.task))
 
         votes = partial(self._votes, request)
         work = LocalWork(self.workshop.trainer(request.work, request.unit), job.settings, own, votes=votes)

@@ -142,6 +142,15 @@ class Constant(Task):
         return constant(outputs, targets)
 
 
+@torch.compile(backend="eager")
+def compiled(outputs, targets):
+    return cross_entropy(outputs, targets, reduction="none") * FACTOR
+
+
+def calls_compiled(outputs, targets):
+    return compiled(outputs, targets)
+
+
 @dataclass(frozen=True)
 class Derived(Constant):
     """Names its class and its base."""
@@ -212,7 +221,10 @@ def test_a_trainer_that_adds_the_first_update_is_refused(trainer: Any, tmp_path:
 
 
 @pytest.mark.parametrize("recipe", ["digits", "dp-sgd-digits"])
-@pytest.mark.parametrize("task", [constant, Constant, Derived(), functools.partial(cross_entropy, reduction="none")])
+@pytest.mark.parametrize(
+    "task",
+    [constant, Constant, Derived(), compiled, calls_compiled, functools.partial(cross_entropy, reduction="none")],
+)
 def test_a_loss_that_keeps_constants_is_trained(recipe: str, task: Any, tmp_path: Path) -> None:
     changes = [*(EXAMPLES if recipe.startswith("dp") else [*SMALL, "federation.rounds=1"]), "data.partition=iid"]
     simulations.simulate(recipe, model=Net, task=task, data=DATA, overrides=changes, run_dir=tmp_path / "run")
