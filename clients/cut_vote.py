@@ -27,6 +27,11 @@ from fedlgm.water_filling import filled_row
 _BATCH = 128
 
 
+def asked_for(plan: ReleasePlan) -> bool:
+    """Whether a plan asks for votes."""
+    return any(noisy.query.name == CutVote.name for noisy in plan.queries)
+
+
 @dataclass(frozen=True, kw_only=True)
 class VotingWork(LocalWork):
     """Training and data of clients that vote if the plan asks for votes.
@@ -55,7 +60,7 @@ class VotingUpdates(ClientUpdates):
         """See `Contributions.updates`."""
         plan, model, source = asked.plan, asked.model, self.work.source
         made = super().updates(asked, order)
-        if not any(noisy.query.name == CutVote.name for noisy in plan.queries):
+        if not asked_for(plan):
             yield from made
             return
         votes = self._votes()

@@ -245,6 +245,7 @@ _WORDS = {  # instead of pydantic's words
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be below {lt}",
     "less_than_equal": "must be at most {le}",
+    "string_too_long": "must have at most {max_length} characters",
     "finite_number": "must be finite",
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "must be a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),

@@ -42,9 +42,10 @@ def path_of(name: str, value: Any) -> Path:
     """
     try:
         path = Path(value)
+        str(path).encode()  # a recipe, a report and JSON hold it
         with suppress(FileNotFoundError, NotADirectoryError):
             path.lstat()
-    except (TypeError, ValueError) as error:  # of bytes that no path has
+    except (TypeError, ValueError) as error:  # also of zero bytes, and of characters that are not text
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
     except OSError as error:
         raise ConfigError(f"{name} {str(value)[:80]!r} cannot be used: {error.strerror}") from error

@@ -97,15 +97,20 @@ def unit_noise(sizes: Sequence[int], streams: Sequence[torch.Generator]) -> Tens
     return out
 
 
+def check_scale(scale: float) -> None:
+    """Refuse a noise scale at which noise or its grid would vanish (PrivacyError), as the kernels do."""
+    if scale != 0 and not LEAST_SCALE <= scale <= 1 / LEAST_SCALE:
+        raise PrivacyError(f"a noise scale must be 0 or lie in [2^-100, 2^100], got {scale:g}")
+
+
 def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
     """Add `scale` times given noise to a vector or to rows, in place, and round to the grid of the scale.
 
     See `add_noise_`. Rows are added one by one, because PyTorch may round the last numbers of a vector, for which there
     are no full registers, in another way than the others.
     """
+    check_scale(scale)
     if scale > 0:
-        if not LEAST_SCALE <= scale <= 1 / LEAST_SCALE:  # as the kernels: nearer the ends noise or its grid vanish
-            raise PrivacyError(f"a noise scale must be 0 or lie in [2^-100, 2^100], got {scale:g}")
         step = grid_step(scale)
         wide = noise.to(piece)
         for row, own in [(piece, wide)] if piece.ndim == 1 else zip(piece.unbind(), wide.unbind(), strict=True):

@@ -168,8 +168,9 @@ class ReleasePlan:
             )
         if facts.sampling.of is not None and self.bounded_by == "trainer":
             raise PrivacyError(
-                "the sampling draws users with all of their data, but a trainer bounds single examples: bound whole "
-                "updates, or leave of = 'user' out of the sampling to protect examples"
+                f"the sampling draws {facts.sampling.of}s with all of their data, but a trainer bounds single "
+                f"examples: bound whole updates, or leave of = {facts.sampling.of!r} out of the sampling to protect "
+                "examples"
             )
         facts.process.check(self)
 

@@ -35,7 +35,6 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
-from fedlgm.models.requirements import unused_copy
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.tasks import Task
@@ -43,6 +42,7 @@ from fedlgm.tasks.base import SUMMED, figures_of, require_separate_losses, requi
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
 from fedlgm.transcript import Transcript
 from fedlgm.trial import require_same_losses, try_preparing
+from fedlgm.unused import unused_copy
 
 _EXAMPLES = 6  # of each probed client
 _BATCH = 4

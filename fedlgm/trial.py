@@ -19,8 +19,8 @@ from fedlgm.data.pixels import Pixels
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.extension import users_code
 from fedlgm.inputs import Inputs
-from fedlgm.models.requirements import unused_copy
 from fedlgm.tasks.base import ExampleLosses, Task, require_separate_losses, require_sums
+from fedlgm.unused import unused_copy
 
 Examples = tuple[Inputs, Tensor]
 """Inputs and targets of a few examples."""

@@ -33,7 +33,14 @@ from simulations.tuning.command import tune
 
 
 class _Commands(Commands):
-    """Commands that name the recipe's key for an unknown option."""
+    """Commands that take only text, and name the recipe's key for an unknown option."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Refuse arguments that neither a file's name nor a recipe can hold, before any command sees them."""
+        for arg in args:
+            if "\0" in arg or any("\ud800" <= character <= "\udfff" for character in arg):
+                raise UsageError(f"{arg!r} is not text: it has a zero byte, or is not UTF-8.", ctx)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Context) -> Any:
         """Run the command that the arguments name."""

@@ -95,7 +95,7 @@ def resume(
         ConfigError, DataError, PrivacyError, RunError: the run cannot be continued; one message says why.
     """
     chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes))
-    folder = RunFolder.open(Path(run))
+    folder = RunFolder.open(run)
     finished = folder.result()
     if finished is None:
         folder.verify()

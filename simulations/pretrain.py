@@ -20,7 +20,7 @@ from fedlgm import models
 from fedlgm.data.text import encode
 from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError, DataError
-from fedlgm.files import PUBLIC, replacing
+from fedlgm.files import PUBLIC, path_of, replacing
 from fedlgm.keys import KeyRing, Purpose
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
@@ -112,22 +112,26 @@ def pretrain(
         ConfigError: the task or alphabet is another one, or there is no file to write.
         DataError: a text cannot be read, or all are too short.
     """
-    file = out if out is not None else recipe.model.weights
-    if file is None:
+    named = out if out is not None else recipe.model.weights
+    if named is None:
         raise ConfigError("pretrain: --out names no file, and the recipe has no model.weights")
+    file = path_of("out", named)
+    if file.is_dir() or not file.parent.is_dir():
+        raise ConfigError(f"pretrain: {file} must be a file in an existing folder")
     if recipe.task.name != "next-token":
         raise ConfigError(f"pretrain: text trains the task 'next-token', but the recipe's task is {recipe.task.name!r}")
     assembly = Assembly(recipe.changed(model={"weights": None, "adapters": None}), planned=True)
     module, length = assembly.module().train(), int(assembly.outline.shape[0])
     try:
-        text = np.concatenate([encode(p.read_text(encoding="utf-8")) for p in texts]) if texts else docstrings()
+        said = [path_of("text", text).read_text(encoding="utf-8") for text in texts]
+        text = np.concatenate([encode(one) for one in said]) if texts else docstrings()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"pretrain: a text cannot be read: {error}") from error
     if len(text) < 2 * length:
         raise DataError(f"pretrain: the texts hold {len(text)} known characters, but at least {2 * length} are needed")
     with torch_threads(recipe.run.threads):
         loss = _train(module, torch.from_numpy(text), length, steps, recipe.run.seed or 0, progress)
-    with replacing(Path(file), PUBLIC, shared=True) as partial:
+    with replacing(file, PUBLIC, shared=True) as partial:
         save_file(module.state_dict(), partial)
     digest = models.digest_of_file(file)
     return {"file": str(file), "sha256": digest, "characters": len(text), "steps": steps, "loss": loss}

@@ -245,7 +245,7 @@ class Limits(_Section):
     release_seconds: float = Field(default=600.0, gt=0)
     connections: int = Field(default=8, ge=1, le=1024)
     reply_every_seconds: float = Field(default=0.5, ge=0)
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=1024)
     kept_replies: int = Field(default=4, ge=0)
 
 
@@ -354,7 +354,8 @@ class Policy(_Section):
             raise Refusal("plan", "a plan that releases nothing")
         own, facts = self.distributed, plan.facts
         if facts.sampling.of is not None:
-            raise Refusal("plan", "a plan for users with several clients each; this node bounds only its own data")
+            shared = f"{facts.sampling.of}s with several clients each"
+            raise Refusal("plan", f"a plan for {shared}; this node bounds only its own data")
         unmet = "" if own is None else facts.noised_by.unmet(facts, own.min_cohort, own.max_colluders)
         if unmet:
             raise Refusal("privacy", unmet)

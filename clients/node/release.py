@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import hmac
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 import fedlgm
+from clients import cut_vote
 from clients.cut_vote import CutVotes
 from clients.node import data as node_data
 from clients.node.policy import Policy, Refusal
@@ -30,6 +32,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import canonical, digest, sha256
 from fedlgm.plan import ReleasePlan
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
+from fedlgm.unused import unused_copy
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Releaser:
             node_data.targets(policy.data, data.y, tasks.get(name))  # refused now, not in the middle of a run
         self._test_seed = test_seed
         self.workshop = Workshop(policy)
-        self._tried: tuple[str, str] | None = None  # by `prepare`
+        self._tried: tuple[str, str, bool] | None = None  # by `prepare`
 
     def warm(self) -> None:
         """Take one step on the first example with a small model.
@@ -168,7 +171,7 @@ class Releaser:
         Raises:
             Refusal: the objects fail for any data of this node, for example because the model takes other inputs.
         """
-        tried = request.unit.name, canonical(request.work.model_dump())
+        tried = request.unit.name, canonical(request.work.model_dump()), cut_vote.asked_for(request.plan)
         if tried == self._tried:
             return
         trainer, task = self.workshop.trainer(request.work, request.unit), self.workshop.job(request.work).task
@@ -178,6 +181,9 @@ class Releaser:
                 x = torch.zeros(1, *self._policy.data.shape)
                 y = node_data.targets(self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), task)
                 request.unit.try_on(trainer, model, x, y, request.plan)
+                if cut_vote.asked_for(request.plan):  # by its losses in evaluation
+                    updates = torch.zeros(1, len(model))
+                    self._votes(request).added(updates, request.plan, model, [ClientData(x, y)])
         except Exception as error:  # of the server's names and options, or of the operator's own model
             raise Refusal("work", f"training fails on any data: {error}"[:300]) from error
         self._tried = tried
@@ -212,14 +218,19 @@ class Releaser:
         job = self.workshop.job(request.work)
 
         def own(client: int) -> ClientData:  # called where an error of this node's data is caught
-            targets = partial(node_data.targets, self._policy.data, task=job.task)
+            task = unused_copy(job.task)  # one of the operator's own could keep targets for others, or for its losses
+
+            def targets(y: Tensor) -> Tensor:
+                return node_data.targets(self._policy.data, y, copy.copy(task))
+
             return request.unit.examples(self._data, targets, apart=not is_bundled(job.task))
 
-        def votes() -> CutVotes:
-            return CutVotes(self.workshop.module(request.work), job.layers, job.task)
-
-        trainer = self.workshop.trainer(request.work, request.unit)
+        trainer, votes = self.workshop.trainer(request.work, request.unit), partial(self._votes, request)
         return request.unit.contributions(job, trainer, own, votes, Numerics(self._policy.limits.threads))
+
+    def _votes(self, request: Request) -> CutVotes:
+        job = self.workshop.job(request.work)
+        return CutVotes(self.workshop.module(request.work), job.layers, job.task)
 
     def _keys(self, purpose: str, name: str) -> KeyRing:
         digest = hmac.new(self._secret, f"{purpose} {name}".encode(), hashlib.sha256).digest()

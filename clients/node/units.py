@@ -167,19 +167,21 @@ class SingleExamples:
         self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor], apart: bool = False
     ) -> ClientData:
         """See `WholeData.examples`; examples whose own target the task does not take are left out (`NodeExamples`)."""
-        try:
-            found = ClientData(data.x, targets(data.y))
-            if not apart:
-                return found
-        except Exception:
-            _log.exception("the task does not take all targets of this node: examples with other targets are left out")
+        if not apart:
+            with contextlib.suppress(Exception):
+                return ClientData(data.x, targets(data.y))
         like = targets(torch.zeros_like(data.y[:1]))
         taken: dict[int, torch.Tensor] = {}
+        problem: Exception | None = None
         for row in range(len(data)):
-            with contextlib.suppress(Exception):
+            try:
                 own = targets(data.y[row : row + 1])
                 if (own.shape, own.dtype) == (like.shape, like.dtype):
                     taken[row] = own
+            except Exception as error:
+                problem = error
+        if problem is not None:
+            _log.error("the task does not take all targets of this node: others are left out", exc_info=problem)
         return ClientData(inputs.take(data.x, list(taken)), torch.cat([like[:0], *taken.values()]))
 
     def contributions(

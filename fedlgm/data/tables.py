@@ -8,7 +8,6 @@ columns except target and user are the features.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from numbers import Real
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedlgm.data.pixels import fitted
-from fedlgm.errors import DataError, Notice, alternatives
+from fedlgm.errors import DataError, alternatives
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 TARGETS = ("labels", "label")
@@ -63,7 +62,7 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
             "target", the target's column (default: "labels" or "label"; tokens without either are their own target, for
             the task "causal-lm"); "inputs", a column or a list of them, for the features (default: all others); "text"
             and "tokenizer": the column of texts, and their tokenizer; "length": the number of tokens to which texts are
-            cut and all rows are padded (default: that of the longest row, which may be private);
+            cut and all rows are padded (default: that of the longest test row, if no training row is longer);
             "image_size" and "channels" of images, see `fedlgm.data.pixels.fitted`. Other keys are passed on.
 
     Returns:
@@ -182,7 +181,7 @@ def _tokenized(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict
 def _of_tokens(
     parts: Mapping[str, _Columns], targets: Mapping[str, Any], padding: int, length: int | None
 ) -> dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]]:
-    """Inputs and targets of both parts, rows padded on the right to the length, or to the longest of both."""
+    """Inputs and targets of both parts, rows padded on the right to the length, or to the longest test row."""
     needed = [name for name in ("input_ids", "token_type_ids") if name in parts["train"]]
     require_columns(needed, parts["test"], "data: 'test'")
     for part, columns in parts.items():
@@ -217,12 +216,9 @@ def _width(parts: Mapping[str, _Columns], length: int | None) -> int:
     longest = {part: max(map(len, columns["input_ids"]), default=0) for part, columns in parts.items()}
     most = max(longest.values())
     if length is None and longest["train"] > longest["test"]:
-        warnings.warn(
-            Notice(
-                "data: all rows are padded to the longest training text, which is private: give a public length, as in "
-                "data={..., 'length': 128}, unless the model ignores padding"
-            ),
-            stacklevel=2,
+        raise DataError(
+            "data: rows would be padded to the longest training row, which is private: one more row would change the "
+            "inputs of all others; give a public number of tokens, as in data={..., 'length': 128}"
         )
     if length is not None and most > length:
         raise DataError(f"data: rows have up to {most} tokens, but length is {length}: cut the rows, or raise length")

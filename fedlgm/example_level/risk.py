@@ -276,30 +276,33 @@ def public_bias_weights(
 
 
 def _representations(module: nn.Module, x: Tensor, rows: Tensor, keys: KeyRing) -> dict[str, Tensor]:
-    """Outputs of every layer that has trained parameters, standardised, [n, features]."""
+    """Standardised outputs of every layer with trained parameters, of all its calls side by side, [n, features]."""
     table = LayerTable.from_module(module)
     found: dict[str, list[Tensor]] = {name: [] for name in table.names}
     modules = dict(module.named_modules())
     projections: dict[str, Tensor] = {}
+    calls: dict[str, list[Tensor]] = {}
 
     def keep(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            flat = output.detach().flatten(1)
-            shape = torch.quantile(flat, _QUANTILES.to(flat), dim=1).T
-            if flat.shape[1] > FEATURES:
-                if name not in projections:
-                    stream = keys.torch_generator(Purpose.PROBE, 3, table.names.index(name))
-                    projections[name] = torch.randn(flat.shape[1], FEATURES, generator=stream) / flat.shape[1] ** 0.5
-                flat = flat @ projections[name]
-            found[name].append(torch.cat([flat, shape], dim=1))
+        return lambda _, __, output: calls.setdefault(name, []).append(output.detach().flatten(1))
 
-        return hook
+    def described(name: str, flat: Tensor) -> Tensor:
+        shape = torch.quantile(flat, _QUANTILES.to(flat), dim=1).T
+        if flat.shape[1] > FEATURES:
+            if name not in projections:
+                stream = keys.torch_generator(Purpose.PROBE, 3, table.names.index(name))
+                projections[name] = torch.randn(flat.shape[1], FEATURES, generator=stream) / flat.shape[1] ** 0.5
+            flat = flat @ projections[name]
+        return torch.cat([flat, shape], dim=1)
 
     handles = [modules[name].register_forward_hook(keep(name)) for name in table.names if name in modules]
     try:
         with torch.no_grad():
             for part in rows.split(256):
+                calls.clear()
                 module.eval()(x[part])
+                for name, outputs in calls.items():
+                    found[name].append(described(name, torch.cat(outputs, dim=1)))
     finally:
         for handle in handles:
             handle.remove()

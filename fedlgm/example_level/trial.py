@@ -21,9 +21,9 @@ from fedlgm.example_level.engine import ExampleGradients
 from fedlgm.example_level.scaling import FlatClip
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
-from fedlgm.models.requirements import unused_copy
 from fedlgm.tasks.base import ExampleLosses
 from fedlgm.trial import check_losses, require_alike
+from fedlgm.unused import unused_copy
 
 TRIED = 4
 """Number of examples in a trial."""

@@ -16,6 +16,7 @@ from fedlgm.extension import is_bundled, named_arguments
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
+from fedlgm.noise import check_scale
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.transcript import Transcript
 
@@ -113,7 +114,8 @@ class Method:
         Raises:
             ConfigError: a user's mechanism fails, or does not return a plan.
             PrivacyError: the plan's facts or layers are not the run's; a mechanism that plans from private data calls a
-                plan protected; or the plan's cost differs from the mechanism's `costs`.
+                plan protected; the plan's cost differs from the mechanism's `costs`; or no noise of its scales can be
+                drawn.
         """
         with code_of(type(self.mechanism), self.mechanism.name):
             made: object = self.mechanism.plan(self.layers, self.facts, transcript)
@@ -163,6 +165,8 @@ class Method:
             raise PrivacyError(f"{name}: the plan's layers are not the run's: pass `layers` on unchanged")
         if last is not None and is_bundled(self.mechanism) and plan.equals(last, **more):
             return last
+        for part in plan.parts:  # before a round is charged for noise that cannot be drawn
+            check_scale(part.sigma)
         return replace(plan, **more)  # rebuilt from its fields: what a plan computes of them cannot be set
 
     @cached_property

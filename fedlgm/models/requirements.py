@@ -6,9 +6,6 @@ buffers (a causal mask, position codes) are allowed.
 
 from __future__ import annotations
 
-import copy
-from typing import TypeVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -21,6 +18,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments, users_code
 from fedlgm.inputs import Inputs, close
 from fedlgm.models.built import refuse_parameter_hooks
+from fedlgm.unused import unused_copy
 
 _ADVICE = (
     "use layers without state, for example GroupNorm in place of BatchNorm (fedlgm.models.to_groupnorm replaces them)"
@@ -122,27 +120,6 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
                 "it has seen, which would carry one client's data into another's update, or it draws random numbers "
                 "in evaluation or without PyTorch, which no run could repeat"
             )
-
-
-T = TypeVar("T")
-
-
-def unused_copy(made: T) -> T:
-    """A copy of a model or task that has seen no examples; the object itself if it cannot be copied.
-
-    A model's copy shares parameters and buffers, which may be large and are watched by `Unchanged`.
-
-    Example:
-        >>> model = nn.Linear(2, 1)
-        >>> copied = unused_copy(model)
-        >>> copied is model, copied.weight is model.weight
-        (False, True)
-    """
-    shared = (*made.parameters(), *made.buffers()) if isinstance(made, nn.Module) else ()
-    try:
-        return copy.deepcopy(made, {id(tensor): tensor for tensor in shared})
-    except Exception:  # a user's object may raise anything; its trial then shows less
-        return made
 
 
 @torch.no_grad()

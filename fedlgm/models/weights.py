@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, alternatives
 from fedlgm.extension import named_arguments
+from fedlgm.files import path_of
 from fedlgm.layers import factor_of
 from fedlgm.models.huggingface import original
 
@@ -46,7 +47,7 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
         True
     """
     try:
-        stored = load_file(file)
+        stored = load_file(path_of("weights", file))
     except (OSError, SafetensorError) as error:
         why = f"there is no file {file}" if not Path(file).exists() else f"{file} cannot be read as a safetensors file"
         raise ConfigError(f"weights: {why}") from error
@@ -81,7 +82,7 @@ def digest_of_file(file: Path | str) -> str:
         ConfigError: the file cannot be read.
     """
     try:
-        with Path(file).open("rb") as opened:
+        with path_of("weights", file).open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(f"weights: {file} cannot be read: {error.strerror}") from error

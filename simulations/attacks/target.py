@@ -99,7 +99,7 @@ class Target:
         overrides = list(overrides)
         if name is None or not Path(name).is_dir():
             return cls(_sequential(settled(recipes.load(name, overrides))))
-        folder = RunFolder.open(Path(name))
+        folder = RunFolder.open(name)
         if overrides:
             raise ConfigError(
                 f"--set changes a recipe, but {name} is a finished run: attack {folder.recipe_file} instead"

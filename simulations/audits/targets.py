@@ -155,7 +155,7 @@ def audit_run(
             again; the message gives the remedy.
     """
     started = time.perf_counter()
-    folder = RunFolder.open(Path(run))
+    folder = RunFolder.open(run)
     _refuse_own_steps(Assembly(folder.recipe(), own or Own()))
     result = folder.finished()
     objects, given = folder.provenance.read().get("objects"), own or Own()

@@ -24,7 +24,6 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
-from fedlgm.models.requirements import unused_copy
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.tasks import Task
@@ -33,6 +32,7 @@ from fedlgm.training import Trainer, kinds
 from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.rates import factors
 from fedlgm.transcript import Transcript
+from fedlgm.unused import unused_copy
 from simulations.config import trials
 from simulations.config.facts import facts_of
 from simulations.config.messages import in_section

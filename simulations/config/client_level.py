@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,11 +19,11 @@ from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.facts import LocalSteps, Sampling
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
-from fedlgm.models.requirements import unused_copy
 from fedlgm.privacy.guarantee import Relation
 from fedlgm.tasks import Task
 from fedlgm.training import ClientTask
 from fedlgm.trial import Examples, try_clients
+from fedlgm.unused import unused_copy
 from simulations.config.unit import UnitKind
 
 if TYPE_CHECKING:
@@ -124,11 +125,14 @@ class ClientLevel(UnitKind):
 
     def try_training(self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
         """See `UnitKind.try_training`."""
-        module = assembly.module()
+        module, kind = assembly.module(), assembly.trainer_kind
 
         def updates(clients: Sequence[Examples]) -> list[Tensor]:
             fresh = copy.copy(assembly)
             vars(fresh)["task"] = unused_copy(task)
+            vars(fresh)["trainer_kind"] = replace(
+                kind, **{name: unused_copy(made) for name, made in vars(kind).items()}
+            )
             trainer = fresh.trainer(assembly.recipe.training.vectorize == "on", compiled=False)
             alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
             made = trainer.updates(assembly.layers.flatten(module), alike)

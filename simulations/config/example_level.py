@@ -22,10 +22,10 @@ from fedlgm.extension import is_reference
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.inputs import Inputs
 from fedlgm.mechanisms import Mechanism
-from fedlgm.models.requirements import unused_copy
 from fedlgm.privacy.guarantee import Relation, Unit
 from fedlgm.tasks import Task
 from fedlgm.training.native import Program
+from fedlgm.unused import unused_copy
 from simulations.config.unit import UnitKind
 from strategies.server_optimizer import ResumableStep, ServerOptimizer, server_step
 

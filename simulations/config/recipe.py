@@ -24,7 +24,17 @@ from simulations.config.client_level import ClientLevel
 from simulations.config.example_level import ExampleLevel
 from simulations.config.named_sections import Data, MechanismSection, Model, TaskSection, TrainerSection
 from simulations.config.overrides import Overrides, laid_over, override, removes
-from simulations.config.sections import Deployment, Distributed, Federation, Privacy, Risk, Run, Section, Training
+from simulations.config.sections import (
+    Deployment,
+    Distributed,
+    Federation,
+    Label,
+    Privacy,
+    Risk,
+    Run,
+    Section,
+    Training,
+)
 from simulations.config.unit import UnitKind
 from simulations.config.user_level import UserLevel
 
@@ -48,7 +58,7 @@ class Recipe(Section):
         ('fixed', 'replace-one')
     """
 
-    name: str = "custom"
+    name: Label = "custom"
     title: str = ""
     data: Data
     model: Model

@@ -28,7 +28,14 @@ def _accountable(share: float) -> float:
     return share
 
 
+def _inside_a_folder(name: str) -> str:
+    if not name.isprintable() or "/" in name or "\\" in name:
+        raise ValueError("must be a name for folders, without slashes")
+    return name
+
+
 # Values of several keys.
+Label = Annotated[str, Field(max_length=100), AfterValidator(_inside_a_folder)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**128)]
 Share = Annotated[float, Field(gt=0, le=1), AfterValidator(_accountable)]
@@ -252,7 +259,7 @@ class Run(Section):
 
     seed: Seed | None = None
     block_size: Count = 8
-    threads: Count = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     evaluate_every: Count = 1
     checkpoint_every: Count = 1
     workers: Count | None = None

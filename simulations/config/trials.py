@@ -10,9 +10,9 @@ import torch
 from fedlgm import inputs
 from fedlgm.data import DataSet
 from fedlgm.extension import is_bundled, users_code
-from fedlgm.models.requirements import unused_copy
 from fedlgm.tasks import Task
 from fedlgm.trial import require_same_losses, try_preparing
+from fedlgm.unused import unused_copy
 
 if TYPE_CHECKING:
     from simulations.config.assembly import Assembly

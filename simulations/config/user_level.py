@@ -32,17 +32,20 @@ class UserLevel(ClientLevel):
         """See `UnitKind.check`."""
         if recipe.federation.users is None:
             raise ConfigError(
-                "privacy.unit = 'user' needs federation.users: the user of each client, or the number of users"
+                f"privacy.unit = {self.of!r} needs federation.users: the {self.of} of each client, or the number of "
+                f"{self.of}s"
             )
         if recipe.noised_by.uploads_released:
             raise ConfigError(
-                "privacy.unit = 'user' needs privacy.trust = 'central': a client that noises its own update does not "
-                "see those of its user's other clients"
+                f"privacy.unit = {self.of!r} needs privacy.trust = 'central': a client that noises its own update does "
+                f"not see those of its {self.of}'s other clients"
             )
         if recipe.mechanism.variant != "sound":
-            raise ConfigError("privacy.unit = 'user' is for variant = 'sound': a published variant plans from clients")
+            raise ConfigError(
+                f"privacy.unit = {self.of!r} is for variant = 'sound': a published variant plans from clients"
+            )
         if recipe.run.audit:
-            raise ConfigError("run.audit: canaries stand for clients: leave it out with privacy.unit = 'user'")
+            raise ConfigError(f"run.audit: canaries stand for clients: leave it out with privacy.unit = {self.of!r}")
         super().check(recipe)
 
     def division(self, recipe: Recipe) -> str:
@@ -65,10 +68,11 @@ class UserLevel(ClientLevel):
     def check_nodes(self) -> None:
         """See `UnitKind.check_nodes`."""
         raise ConfigError(
-            "privacy.unit = 'user' is for simulations: a user's updates are averaged before they are bounded, and a "
-            "real node sees only its own. Where one node holds all data of a user, use privacy.unit = 'client'"
+            f"privacy.unit = {self.of!r} is for simulations: a {self.of}'s updates are averaged before they are "
+            f"bounded, and a real node sees only its own. Where one node holds all data of a {self.of}, use "
+            "privacy.unit = 'client'"
         )
 
     def words(self, assembly: Assembly) -> str:
         """See `UnitKind.words`."""
-        return super().words(assembly).replace(" clients,", " users with all their clients,")
+        return super().words(assembly).replace(" clients,", f" {self.of}s with all their clients,")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedlgm import models
 from fedlgm.errors import ConfigError, RunError
-from fedlgm.files import PUBLIC, write_durably
+from fedlgm.files import PUBLIC, path_of, write_durably
 from fedlgm.layers import adapted_layer, factor_of
 from fedlgm.models.adapters import LowRank
 from simulations.config.fingerprints import fixed_digest
@@ -42,14 +42,14 @@ def export_adapter(run: Path | str, out: Path | str | None = None, module: nn.Mo
         ConfigError: the model has no adapters, or as in `load_model`.
         RunError: the run has not changed any adapter, `out` is not a folder, or as in `load_model`.
     """
-    folder = Path(run) / "adapter" if out is None else Path(out)
+    folder = path_of("run", run) / "adapter" if out is None else path_of("out", out)
     told, loaded = metadata(run), load_model(run, module)
     adapters = {name for name, p in loaded.named_parameters() if p.requires_grad and factor_of(name)}
     if not adapters:
         raise ConfigError(
             f"{run}: its model has no adapters (parameters named lora_A and lora_B): export it as a whole"
         )
-    if adapters <= set(RunFolder.open(Path(run)).finished().get("unmoved", ())):
+    if adapters <= set(RunFolder.open(run).finished().get("unmoved", ())):
         raise RunError(
             f"{run} has not changed any adapter: none of its rounds released one, so there is nothing to write"
         )

@@ -15,7 +15,7 @@ from fedlgm import inputs, models
 from fedlgm.data.dataset import as_numbers
 from fedlgm.errors import ConfigError, RunError, check_known
 from fedlgm.extension import is_object
-from fedlgm.files import write_whole
+from fedlgm.files import path_of, write_whole
 from fedlgm.layers import LayerTable
 from simulations.config.assembly import Assembly
 from simulations.config.fingerprints import fixed_digest
@@ -40,7 +40,7 @@ def format_of(file: Path | str) -> Format:
         >>> format_of("model.onnx")
         'onnx'
     """
-    suffix = Path(file).suffix[1:]
+    suffix = path_of("file", file).suffix[1:]
     if suffix not in get_args(Format):
         known = ", ".join(f".{name}" for name in get_args(Format))
         raise ConfigError(f"{file}: its suffix must name a format: {known}")
@@ -66,7 +66,7 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
         >>> load_model(run)(torch.zeros(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
-    folder = RunFolder.open(Path(run))
+    folder = RunFolder.open(run)
     return _load(folder, folder.finished(), module)
 
 
@@ -79,7 +79,7 @@ def metadata(run: Path | str) -> Metadata:
         RunError: the folder is not a run's, or the run is not finished.
         LedgerError: the ledger is damaged, or does not match recipe, checkpoints and result.
     """
-    folder = RunFolder.open(Path(run))
+    folder = RunFolder.open(run)
     return _metadata(folder, folder.finished())
 
 
@@ -112,7 +112,7 @@ def export(
         run: run folder.
         format: "safetensors"; "pt", which `torch.load(..., weights_only=True)` reads; or "onnx", a graph that runs
             without PyTorch, with a free batch size.
-        out: file to write or a folder; by default `model.<format>` in the run folder. An existing file is replaced.
+        out: file to write or a folder; by default `model.<format>` in the run folder. An existing model is replaced.
         module: see `load_model`.
         example: inputs of two examples, [2, ...] (a tuple of several), with which "onnx" traces the model; by default
             test examples. They are needed if the run was given its data as a Python object.
@@ -129,24 +129,34 @@ def export(
     missing = [package for package in _FOR_ONNX if find_spec(package) is None]
     if format == "onnx" and missing:
         raise ConfigError(f"format 'onnx' needs {' and '.join(missing)}: pip install 'fedlgm[onnx]'")
-    target = Path(run) / f"model.{format}" if out is None else Path(out)
+    target = path_of("run", run) / f"model.{format}" if out is None else path_of("out", out)
     if target.is_dir():
         target = target / f"model.{format}"
-    folder = RunFolder.open(Path(run))
+    folder = RunFolder.open(run)
+    beside = target.with_suffix(".json") if format == "pt" else None
+    _refuse_other_files(target, beside, folder.path, f"model.{format}")
     result = folder.finished()
     told, module = _metadata(folder, result), _load(folder, result, module)
-    beside = None
     kept = models.original(module).state_dict()
     state = {name: tensor.detach().clone().contiguous() for name, tensor in kept.items()}
     if format == "safetensors":
         write_whole(target, lambda path: save_file(state, path, metadata=texts(told)))
-    elif format == "pt":
-        beside = target.with_suffix(".json")
+    elif beside is not None:
         write_whole(target, lambda path: torch.save(state, path))
         strict_json.write(beside, told)
     else:
         _write_onnx(target, module, _example(Path(run)) if example is None else example, told)
     return exported(target, format, told, beside)
+
+
+def _refuse_other_files(target: Path, beside: Path | None, run: Path, usual: str) -> None:
+    """Refuse to replace a file that is no export, such as a run's recipe, ledger or checkpoint."""
+    inside = run.resolve() in target.resolve().parents and target.resolve() != (run / usual).resolve()
+    lost = target if target.exists() and (inside or target.suffix != Path(usual).suffix) else None
+    if lost is None and beside is not None and beside.exists() and not target.exists():
+        lost = beside
+    if lost is not None:
+        raise RunError(f"{lost} exists and is not an exported model: choose another file")
 
 
 def exported(file: Path, format: str, told: Metadata, beside: Path | None = None) -> Exported:

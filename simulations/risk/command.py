@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from simulations.config.recipe import Recipe
     from simulations.risk.measure import Errors, Findings
 
+_RISKS = "risk.json"
+
 
 def risk(
     recipe: RecipeArgument = None,
@@ -48,9 +50,11 @@ def risk(
         check_risk(None, emphasis, 1)
     parsed = recipes.load(recipe, [*(overrides or ()), *([f"risk.data={public}"] if public else [])])
     r = float(parsed.mechanism.options.get("emphasis", 1.0)) if emphasis is None else emphasis
+    folder = out or Path("runs") / f"risk-{parsed.name}"
+    if folder.exists() and not (folder / _RISKS).exists() and any(folder.iterdir()):
+        raise ConfigError(f"--out: {folder} is not a folder of layer risks: choose another one")
     with progress("layer risk", not as_json) as on_progress:
         found = risk_of(parsed, seed, on_progress)
-    folder = out or Path("runs") / f"risk-{parsed.name}"
     folder.mkdir(parents=True, exist_ok=True)
     kind: Errors = errors  # type: ignore[assignment]
     summary = _summary(parsed, found, kind, r, folder)
@@ -59,7 +63,7 @@ def risk(
     if written is not None:
         (folder / "recipe.toml").write_text(written.to_toml(), encoding="utf-8")
         summary["recipe"] = str(folder / "recipe.toml")
-    strict_json.write(folder / "risk.json", summary, indent=None)
+    strict_json.write(folder / _RISKS, summary, indent=None)
     if as_json:
         print_json(summary)
         return

@@ -16,7 +16,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, LedgerError, RunError
-from fedlgm.files import Under, close_folder, disk_errors, open_private
+from fedlgm.files import Under, close_folder, disk_errors, open_private, path_of
 from fedlgm.keys import KeyRing
 from fedlgm.privacy.charge import Charge, Head
 from fedlgm.privacy.cost import Cost
@@ -62,12 +62,14 @@ class RunFolder:
         self._keys = KeyFile(self.private / "keys")
 
     @classmethod
-    def open(cls, path: Path) -> RunFolder:
+    def open(cls, path: Path | str) -> RunFolder:
         """An existing run.
 
         Raises:
+            ConfigError: the value is not a path, or the system refuses it.
             RunError: the folder is not a run's, but for example that of a search.
         """
+        path = path_of("run", path)
         folder = cls(path)
         if (path / SEARCH).is_file():
             raise RunError(f"{path} is the folder of a search, not of a run: {SEARCH} states its cost")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,7 +76,7 @@ def _figures(found: Study) -> DataFrame:
     frame = found.to_frame().rename(columns={"guarantee": "guarantee_status"})
     frame = frame.assign(model_noise=np.nan, guarantee="", delta=np.nan)
     for index, path in frame.loc[frame["status"] == "finished", "folder"].items():
-        folder = RunFolder.open(Path(path))
+        folder = RunFolder.open(path)
         result = folder.finished()
         rows = folder.every_row(result)
         last = [headline(row)[1] for row in rows if "loss" in row][-LAST:]

@@ -35,6 +35,7 @@ from fedlgm.errors import ConfigError, Notice, alternatives, explained
 from simulations.config import extends
 from simulations.config.grids import parsed
 from simulations.config.overrides import settings
+from simulations.config.sections import Label
 from simulations.studies.claims import Claim
 from simulations.studies.search import LEAST_SEEDS
 
@@ -67,7 +68,7 @@ class StudyFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = ""
+    name: Label = ""
     title: str = ""
     paper: str = ""
     data: str = ""

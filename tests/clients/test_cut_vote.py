@@ -10,6 +10,9 @@ from torch import nn
 import simulations
 from clients import ClientData
 from clients.cut_vote import CutVotes
+from clients.node import data as node_data
+from clients.node.policy import Refusal
+from clients.node.release import Releaser
 from clients.updates import LocalWork
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
@@ -25,6 +28,7 @@ from fedlgm.queries import CutVote
 from fedlgm.tasks import Classification
 from fedlgm.testing import check_mechanism
 from fedlgm.transcript import Transcript
+from tests.support.nodes import edit, make_node
 
 FACTS = RunFacts(1.5, Sampling("poisson", 100, 0.1))
 DATA = ClientData(torch.ones(300, 1), torch.zeros(300, dtype=torch.int64))  # more than one batch of losses
@@ -168,3 +172,34 @@ def test_clients_that_cannot_vote_are_refused_before_they_train():
     contributions = work.contributions(mechanisms.get("voted-filling"))
     with pytest.raises(ConfigError, match="'cut-vote' is answered from a client's data, which these clients cannot do"):
         client_release(contributions, object(), Asked(plan, START, 1, [0]))  # type: ignore[arg-type]
+
+
+class OnlyInTraining(nn.Sequential):
+    """A model of an operator's own that fails in evaluation."""
+
+    def __init__(self, in_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.training
+        return super().forward(x)
+
+
+def test_a_node_tries_what_a_vote_needs_before_it_charges(tmp_path):
+    node = make_node(tmp_path / "node")
+    name, first = "tests.clients.test_cut_vote:OnlyInTraining", 'models = ["'
+    edit(node, first, f'{first}{name}", "')
+    edit(node, 'mechanisms = ["', 'mechanisms = ["voted-filling", "')
+    policy = node.policy()
+    data = node_data.read(policy.data, node.path)
+    releaser = Releaser(policy, data, node_data.digest(data), bytes(32))
+    mechanism, module = mechanisms.get("voted-filling"), OnlyInTraining((1, 4, 4), 3)
+    layers = mechanism.table(LayerTable.from_module(module))
+    facts = RunFacts(4.0, Sampling("poisson", 3, 1.0), "replace-one", "local", rounds=2)
+    start = Transcript.start(layers.flatten(module))
+    plan = mechanism.plan(layers, facts, start)
+    work = {"mechanism": {"name": "voted-filling"}, "model": {"name": name}}
+    later = mechanism.plan(layers, facts, start.extend(start.models[-1], torch.ones(layers.size + 1), plan))
+    releaser.prepare(releaser.understand(2, later.to_json(), work, start.models[-1].numpy()))
+    with pytest.raises(Refusal, match="training fails on any data"):
+        releaser.prepare(releaser.understand(1, plan.to_json(), work, start.models[-1].numpy()))

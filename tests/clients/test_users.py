@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from typing import Literal
 
 import pytest
 import torch
@@ -175,3 +176,30 @@ def test_what_is_drawn_is_the_unit_of_the_rules(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(UserLevel, "of", "household")
     with pytest.raises(ConfigError, match="unknown unit of several clients 'household'; known: user"):
         _ = recipe.sampling
+
+
+class Household(UserLevel):
+    """A further unit of several clients, as a project registers it."""
+
+    verb, of = "bounds whole households", "household"
+
+
+@pytest.mark.parametrize(
+    "change", ["run.seed=1", "federation.users=4 privacy.trust=local", "federation.users=4 run.audit=true"]
+)
+def test_messages_name_a_further_unit(change, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(recipes.UNITS, "user", Household())
+    with pytest.raises(ConfigError, match=r"privacy.unit = 'household'") as caught:
+        recipes.load("digits", [*USER, *change.split()])
+    assert "user'" not in str(caught.value)
+    with pytest.raises(ConfigError, match="a household's updates are averaged"):
+        Household().check_nodes()
+
+
+def test_a_plan_for_a_further_unit_is_refused_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedlgm.facts.SharedUnit", Literal["user", "household"])
+    monkeypatch.setattr("fedlgm.privacy.guarantee.Unit", Literal["client", "example", "user", "household"])
+    facts = RunFacts(1.0, Sampling("poisson", 10, 0.5, of="household"))  # type: ignore[arg-type]
+    layers, proven = LayerTable.from_sizes({"a": 2}), Guarantee("proven", "an example")
+    with pytest.raises(PrivacyError, match=r"draws households .* leave of = 'household' out"):
+        ReleasePlan(layers, [1.0], [1.0], facts, proven, bounded_by="trainer")

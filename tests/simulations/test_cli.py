@@ -311,7 +311,7 @@ def test_messages_and_tables_show_names_as_they_are(run, tiny_file, tmp_path):
     status, _, err = run("simulate", tiny_file, "--set", "model.name=mine:M", "--set", "task.name=mine:M:")
     assert status == 2
     assert "mine:M:" in err
-    name = "a[bold]:M:[/bold]"
+    name = "a[bold]:M:[red]"
     status, out, _ = run("plan", tiny_file, "--set", f"name={name}")
     assert (status, name in out) == (0, True)
     options = (

@@ -1,6 +1,7 @@
 """What newcomers write, from Python: each mistake ends in one sentence that says what would be right.
 
-Mistakes at the command line are in `test_cli_refusals.py`, wrong values of a recipe in `config/test_messages.py`.
+Mistakes at the command line are in `test_cli_refusals.py`, wrong values of a recipe in `config/test_messages.py`, and
+those in a Flower app in `strategies/test_app_mistakes.py`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,8 @@ from torch.utils.data import TensorDataset
 import fedlgm
 import fedlgm.attacks
 import simulations
-from clients import PrivateClientApp
 from fedlgm import audits, mechanisms, privacy
 from fedlgm.errors import FedlgmError
-from strategies import PrivateFedAvg
 
 X = np.random.default_rng(0).standard_normal((200, 5)).astype(np.float32)
 
@@ -70,11 +69,6 @@ def on(x: Any, y: Any) -> Callable[[], Any]:
     return run(data={"train": (x, y), "test": (x, y)})
 
 
-def strategy(*model: Any, **given: Any) -> Callable[[], Any]:
-    budget = {"epsilon": 8, "delta": 1e-3, "clients": 3, "rounds": 2, "ledger": "new.sqlite"}
-    return lambda: PrivateFedAvg(*(model or (nn.Linear(5, 2),)), **budget | given)
-
-
 def study(**given: Any) -> Callable[[], Any]:
     return lambda: simulations.study(
         **{"model": nn.Linear(5, 2), "data": {"train": (X, Y), "test": (X, Y)}, "seeds": 1, "progress": False} | given
@@ -107,7 +101,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no workers": (study(workers=None), "workers must be a whole number of at least 1, got None"),
     "a number as the folder of a study": (study(folder=3), "folder must be a path, such as 'runs/first', got 3"),
     "a file as the folder of a study": (study(folder=__file__), "cannot make the folder"),
-    "nodes by number": (strategy(nodes=5), "nodes must be a strategies.OneNodePerClient(...), got 5"),
     "a mistyped section": (run(overrides={"federated.clients": 3}), "did you mean 'federation'?"),
     "learning rate as an argument": (run(lr=0.1), "overrides={'training.lr': 0.1}"),
     "models of a study": (study(models=[nn.Linear(5, 2)]), "a study varies it in its grid: grid={'model': [...]}"),
@@ -128,7 +121,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: audits.Subject("mine", mechanisms.get("uniform")),  # type: ignore[arg-type]
         "method must be a fedlgm.mechanisms.method.Method, which Subject.of makes",
     ),
-    "the bound as an argument": (strategy(bound=0.5), "mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)"),
     "seed as an argument": (run(seed=1), "overrides={'run.seed': 1}"),
     "epsilon of a study": (study(epsilon=8), "study has no argument 'epsilon'; a recipe has the key privacy.epsilon"),
     "epsilon of an advice": (lambda: simulations.recommend(epsilon=8), "recommend has no argument 'epsilon'"),
@@ -316,7 +308,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: privacy.calibrate(1, "1e-5", steps=3), "delta must lie in (0, 1), got '1e-5'",  # type: ignore[arg-type]
     ),
     "names as figures": (lambda: simulations.difference("a", "b"), "takes numbers, one per seed"),  # type: ignore[arg-type]
-    "no ledger": (strategy(ledger=None), "ledger must be a path"),
     "an example twice": (run(data=OWNED | {"clients": [[0, 0, 1], [2]]}), "a sample has one owner"),
     "an example that is not there": (run(data=OWNED | {"clients": [[0, 500], [2]]}), "names samples outside [0, 200)"),
     "no client": (run(data=OWNED | {"clients": 10}), "a list of sample numbers for each client"),
@@ -339,12 +330,23 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a file with a name too long": (changed(model__weights="a" * 5000), "cannot be used: File name too long"),
     "a folder with a name too long": (run(run_dir="a" * 5000), "cannot be used: File name too long"),
     "a folder with a zero byte": (run(run_dir="runs/a\0"), "run_dir must be a path, such as 'runs/first'"),
-    "a ledger with a name too long": (strategy(ledger="a" * 5000), "cannot be used: File name too long"),
     "data with a name too long": (
         lambda: simulations.simulate(overrides={"data.name": "a" * 5000}), "cannot be used: File name too long",
     ),
     "more rounds than can be planned": (changed(federation__rounds=2**63), "rounds: must be at most 1000000"),
     "a rate below every accountant's numbers": (changed(federation__rate=1e-320), "rate: must be at least 1e-12"),
+    "a name that leads out of the folder of runs": (changed(name="../../b"), "name: must be a name for folders"),
+    "a name with a zero byte": (changed(name="a\0b"), "name: must be a name for folders, without slashes, got"),
+    "a name of too many characters": (changed(name="a" * 300), "name: must have at most 100 characters"),
+    "a bound beyond all noise": (run(mechanism=mechanisms.get("uniform", bound=1e40)), "lie in [2^-100, 2^100], got"),
+    "a share below all noise": (
+        run(
+            model=nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)),
+            mechanism=mechanisms.get("voted-filling", share=1e-300),
+        ),
+        "lie in [2^-100, 2^100], got",
+    ),
+    "more threads than a machine has": (changed(run__threads=100_000), "run.threads: must be at most 1024, got"),
     "a separation of any length": (
         changed(privacy__min_separation=10**400), "privacy.min_separation: must be at most 1000000000",
     ),
@@ -359,30 +361,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a grid of one value": (study(grid={"privacy.epsilon": 3}), "must be a list of values, got 3"),
     "no seeds": (study(seeds=0), "at least 1, got 0"),
     "sides of two lengths": (lambda: simulations.difference([1, 2, 3], [1, 2]), "paired by seed"),
-    # Flower apps
-    "only the class's name was changed": (
-        lambda: PrivateFedAvg(fraction_evaluate=0.5), "it takes model, and by name epsilon, delta, clients",  # type: ignore[call-arg]
-    ),
-    "Flower's fraction": (strategy(fraction_train=0.1), "rate is the probability"),
-    "several of Flower's arguments": (
-        strategy(fraction_train=0.1, min_train_nodes=2), "takes part in a round; nor 'min_train_nodes': clients is",
-    ),
-    "epsilon in a string": (strategy(epsilon="8"), "must be finite and positive, got '8'"),
-    "no delta": (strategy(delta=0), "delta must lie in (0, 1), got 0"),
-    "a list of clients": (strategy(clients=[1]), "must be a whole number of at least 1, got [1]"),
-    "unknown trust": (strategy(trust="none"), "known: central, local"),
-    "a folder as the ledger": (strategy(ledger="."), "check that its folder exists"),
-    "a mechanism of examples": (strategy(mechanism="dp-sgd"), "bounds examples, which only clients"),
-    "a mechanism with a vote": (
-        strategy(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)), mechanism="voted-filling"),
-        "use mechanism='water-filling' or 'gaussian'",
-    ),
-    "the class of a model": (lambda: PrivateClientApp(nn.Linear), "PrivateClientApp(Linear(...))"),
-    "a client_fn": (lambda: PrivateClientApp(client_fn=print), "moves its training loop under @app.train()"),
-    "an app without a model": (lambda: PrivateClientApp(), "takes the model, an nn.Module"),
-    "an unknown option of an app": (
-        lambda: PrivateClientApp(nn.Linear(5, 2), groupby="module"), "its options are group_by, consent and mods",
-    ),
 }  # fmt: skip
 
 

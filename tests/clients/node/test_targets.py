@@ -83,6 +83,19 @@ def test_an_example_whose_target_does_not_fit_those_of_others_is_left_out():
     assert (found.x.flatten().tolist(), found.y.tolist()) == ([1, 3], [0, 0])
 
 
+def test_targets_are_made_alone_from_the_first_call_on():
+    """A task that sees all examples at first could keep something of them for its losses."""
+    asked = []
+
+    def targets(y):
+        asked.append(len(y))
+        return y
+
+    data = ClientData(torch.arange(5)[:, None], torch.tensor([2, 0, 1, 0, 2]))
+    found = SingleExamples().examples(data, targets, apart=True)
+    assert (found.y.tolist(), set(asked)) == ([2, 0, 1, 0, 2], {1})
+
+
 @pytest.mark.parametrize("trust", ["local", "central"])
 def test_a_plan_for_users_is_refused_before_it_is_charged(tmp_path, trust):
     raw = json.loads(nodes.plan(trust=trust).to_json())
@@ -94,9 +107,6 @@ def test_a_plan_for_users_is_refused_before_it_is_charged(tmp_path, trust):
         assert rows(folder) == []
 
 
-CENTRED = "tests.clients.node.test_targets:Centred"
-
-
 class Centred(Classification):
     """A task of an operator's own that makes labels of all of the node's."""
 
@@ -104,10 +114,23 @@ class Centred(Classification):
         return super().targets((y - y.min()) % 2, part)
 
 
-def test_a_target_is_made_without_those_of_other_examples(tmp_path, monkeypatch):
+class Keeping(Classification):
+    """A task of an operator's own that makes labels by means of the first."""
+
+    first: int | None = None
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        if part == "node's" and self.first is None and y.any():
+            self.first = int(y[0])
+        return super().targets(y if self.first is None else (y - self.first) % 2, part)
+
+
+@pytest.mark.parametrize("task", [Centred, Keeping])
+def test_a_target_is_made_without_those_of_other_examples(tmp_path, monkeypatch, task):
     """One example with the label 1 would otherwise change the labels of all others."""
     folder = made(tmp_path / "node", "example")
-    edit(folder, f'tasks = ["{TASK}"', f'tasks = ["{CENTRED}"')
+    name = f"tests.clients.node.test_targets:{task.__name__}"
+    edit(folder, f'tasks = ["{TASK}"', f'tasks = ["{name}"')
     trained = []
     original = SingleExamples.examples
 
@@ -120,7 +143,7 @@ def test_a_target_is_made_without_those_of_other_examples(tmp_path, monkeypatch)
     data = node_data.read(policy.data, folder.path)
     releaser = Releaser(policy, data, node_data.digest(data), bytes(32))
     request = releaser.understand(
-        1, example_level.plan().to_json(), example_level.WORK | {"task": {"name": CENTRED}},
+        1, example_level.plan().to_json(), example_level.WORK | {"task": {"name": name}},
     )  # fmt: skip
     releaser.make(request, "a" * 64)
     assert len(trained[0]) == len(data)

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from fedlgm import data
-from fedlgm.errors import DataError, Notice
+from fedlgm.errors import DataError
 
 NUMBERS = pandas.DataFrame(
     {
@@ -48,13 +48,13 @@ def test_the_test_part_may_order_its_columns_otherwise():
     assert np.array_equal(found.train_x, found.test_x)
 
 
-def test_rows_of_tokens_are_padded_to_the_longest_and_masked():
-    parts = datasets.DatasetDict(train=TOKENS, test=TOKENS.select([1]), validation=TOKENS)
+def test_rows_of_tokens_are_padded_to_the_longest_test_row_and_masked():
+    parts = datasets.DatasetDict(train=TOKENS, test=TOKENS.select([1, 0]), validation=TOKENS)
     found = data.load(data.with_users(parts, "who"))
     tokens, mask = found.train_x
     assert tokens.tolist() == [[5, 6, 7], [8, 0, 0], [9, 4, 0]]
     assert mask.tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
-    assert found.test_x[0].tolist() == [[8, 0, 0]]
+    assert found.test_x[0].tolist() == [[8, 0, 0], [5, 6, 7]]
     assert (found.train_y.tolist(), found.train_user.tolist()) == ([0, 1, 2], [0, 1, 0])
 
 
@@ -93,8 +93,10 @@ def test_no_private_text_decides_how_many_tokens_the_others_have():
     for one, other in zip(whole.train_x, fewer.train_x, strict=True):
         assert one.shape == (3, 5)
         np.testing.assert_array_equal(one[:2], other)
-    with pytest.warns(Notice, match=r"longest training text, which is private: give a public length"):
+    with pytest.raises(DataError, match=r"longest training row, which is private: .* give a public number of tokens"):
         data.load({"train": texts, **given})
+    longest = data.load({"train": texts[:2], **given, "test": texts[2:]})  # of the test texts, which are public
+    assert longest.train_x[0].shape == (2, 4)
 
 
 def test_rows_of_tokens_beyond_a_given_length_are_refused():

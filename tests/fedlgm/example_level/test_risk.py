@@ -121,3 +121,21 @@ def test_public_weights_for_convergence_have_the_least_bias():
 
     others = torch.randn(300, 3, generator=torch.Generator().manual_seed(0)).double().abs()
     assert bias(found) <= min(bias(w / w.norm()) for w in others) + 1e-9
+
+
+class CalledTwice(nn.Module):
+    """A layer that is called for each half of an example, as a recurrent cell is for each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(1, 4)
+
+    def forward(self, x):
+        return self.cell(x[:, :1]) + self.cell(x[:, 1:])
+
+
+def test_a_layer_that_is_called_several_times_has_one_adversary():
+    x, inside, outside = torch.linspace(-1, 1, 60)[:, None].expand(-1, 2), torch.arange(30), torch.arange(30, 60)
+    errors = layer_errors(CalledTwice(), x, inside, outside, keys=KeyRing.from_seed(1))
+    assert list(errors) == ["cell"]
+    assert errors["cell"][1] < 0.3  # members lie apart from the others

@@ -122,6 +122,21 @@ def test_where_a_file_goes(run: dict[str, Any], tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_only_exported_models_are_replaced(run: dict[str, Any], tmp_path: Path) -> None:
+    folder = Path(run["run"])
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    others: list[tuple[Any, str]] = [
+        ("safetensors", "recipe.toml"), ("safetensors", "ledger.sqlite"), ("pt", "provenance.pt"),
+        ("safetensors", str(next((folder / "checkpoints").glob("*.safetensors")).relative_to(folder))),
+    ]  # fmt: skip
+    for format, name in others:
+        with pytest.raises(RunError, match="exists and is not an exported model"):
+            exporting.export(folder, format, folder / name)
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+    for _ in range(2):
+        assert exporting.export(folder, "pt", tmp_path / "net.pt")["metadata_file"] == str(tmp_path / "net.json")
+
+
 def test_an_infinite_epsilon_is_text(tiny: Callable[..., Any], tmp_path: Path) -> None:
     run = launch.simulate(tiny(mechanism={"name": "none"}), run_dir=tmp_path / "run", trackers=[])
     with safe_open(exporting.export(run["run"])["file"], framework="pt") as stored:

@@ -112,6 +112,14 @@ def test_bad_input_ends_with_one_message(run, arguments, message, monkeypatch):
     assert not list(Path().glob("runs/*"))
 
 
+def test_the_recipe_of_a_run_is_not_replaced(run):
+    Path("finished").mkdir()
+    Path("finished/recipe.toml").write_text("the run's")
+    status, _, err = run("risk", "lm.toml", "--out", "finished")
+    assert (status, "finished is not a folder of layer risks" in err) == (2, True)
+    assert [file.read_text() for file in Path("finished").iterdir()] == ["the run's"]
+
+
 def test_only_public_examples_can_enter():
     assert list(inspect.signature(measure).parameters) == [
         "model", "task", "public", "settings", "shape", "clip", "seed", "progress"

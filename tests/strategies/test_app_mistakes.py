@@ -1,0 +1,62 @@
+"""What newcomers write in a Flower app: each mistake ends in one sentence that says what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from clients import PrivateClientApp
+from fedlgm.errors import FedlgmError
+from strategies import PrivateFedAvg
+
+
+def strategy(*model: Any, **given: Any) -> Callable[[], Any]:
+    budget = {"epsilon": 8, "delta": 1e-3, "clients": 3, "rounds": 2, "ledger": "new.sqlite"}
+    return lambda: PrivateFedAvg(*(model or (nn.Linear(5, 2),)), **budget | given)
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "nodes by number": (strategy(nodes=5), "nodes must be a strategies.OneNodePerClient(...), got 5"),
+    "the bound as an argument": (strategy(bound=0.5), "mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)"),
+    "no ledger": (strategy(ledger=None), "ledger must be a path"),
+    "a ledger with a name too long": (strategy(ledger="a" * 5000), "cannot be used: File name too long"),
+    "only the class's name was changed": (
+        lambda: PrivateFedAvg(fraction_evaluate=0.5), "it takes model, and by name epsilon, delta, clients",  # type: ignore[call-arg]
+    ),
+    "Flower's fraction": (strategy(fraction_train=0.1), "rate is the probability"),
+    "several of Flower's arguments": (
+        strategy(fraction_train=0.1, min_train_nodes=2), "takes part in a round; nor 'min_train_nodes': clients is",
+    ),
+    "epsilon in a string": (strategy(epsilon="8"), "must be finite and positive, got '8'"),
+    "no delta": (strategy(delta=0), "delta must lie in (0, 1), got 0"),
+    "a list of clients": (strategy(clients=[1]), "must be a whole number of at least 1, got [1]"),
+    "unknown trust": (strategy(trust="none"), "known: central, local"),
+    "a folder as the ledger": (strategy(ledger="."), "check that its folder exists"),
+    "a mechanism of examples": (strategy(mechanism="dp-sgd"), "bounds examples, which only clients"),
+    "a mechanism with a vote": (
+        strategy(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)), mechanism="voted-filling"),
+        "use mechanism='water-filling' or 'gaussian'",
+    ),
+    "the class of a model": (lambda: PrivateClientApp(nn.Linear), "PrivateClientApp(Linear(...))"),
+    "a client_fn": (lambda: PrivateClientApp(client_fn=print), "moves its training loop under @app.train()"),
+    "an app without a model": (lambda: PrivateClientApp(), "takes the model, an nn.Module"),
+    "an unknown option of an app": (
+        lambda: PrivateClientApp(nn.Linear(5, 2), groupby="module"), "its options are group_by, consent and mods",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_ends_in_one_sentence_with_the_remedy(make, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FedlgmError) as caught:
+        make()
+    said = str(caught.value)
+    assert words in said
+    assert "\n" not in said
+    assert len(said) < 600
+    assert list(Path().iterdir()) == []
