@@ -61,6 +61,7 @@ class _Copies:
                     self.of(part)
             return copy.deepcopy(value, self._memo)
         except Exception:  # a user's object may raise anything; its trial then shows less
+            self._memo[id(value)] = value  # and not what is half made
             return value
 
     def _function(self, function: FunctionType) -> FunctionType:

@@ -230,6 +230,15 @@ def test_a_loss_that_keeps_constants_is_trained(recipe: str, task: Any, tmp_path
     simulations.simulate(recipe, model=Net, task=task, data=DATA, overrides=changes, run_dir=tmp_path / "run")
 
 
+def test_a_function_that_cannot_be_copied_is_shared() -> None:
+    def loss(outputs, targets):
+        return later if outputs is None else cross_entropy(outputs, targets, reduction="none")
+
+    pair = unused_copy(SimpleNamespace(one=loss, other=loss))  # its closure is still empty
+    assert pair.one is pair.other is loss
+    later = None
+
+
 def test_copies_of_functions_share_what_the_functions_share_and_nothing_else() -> None:
     pair = SimpleNamespace(one=in_a_global_dictionary, other=in_a_global_object)
     first, second = unused_copy(pair), unused_copy(pair)
