@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from abc import ABCMeta
 from collections.abc import Iterator
 from contextlib import suppress
 from types import CellType, CodeType, FunctionType
@@ -51,7 +52,7 @@ class _Copies:
             if isinstance(value, FunctionType):
                 return self._function(value)
             if isinstance(value, type):
-                return value if _package(value) in _LIBRARIES else self._class(value)
+                return value if _package(value) in _LIBRARIES or _notices(value) else self._class(value)
             if isinstance(value, nn.Module):
                 self._memo.update((id(tensor), tensor) for tensor in (*value.parameters(), *value.buffers()))
             elif isinstance(value, functools.partial):
@@ -95,6 +96,12 @@ class _Copies:
             if isinstance(value, FunctionType) or not name.startswith("__"):
                 setattr(made, name, self.of(value))
         return made
+
+
+def _notices(kind: type) -> bool:
+    """Whether code of a user's runs when a class is derived, such as code that registers it."""
+    hooks = (base for base in kind.__mro__[1:] if "__init_subclass__" in vars(base))
+    return type(kind) not in (type, ABCMeta) or any(_package(base) not in _LIBRARIES for base in hooks)
 
 
 def _package(value: Any) -> str:

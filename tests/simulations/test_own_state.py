@@ -248,3 +248,17 @@ def test_copies_of_functions_share_what_the_functions_share_and_nothing_else() -
     assert first.one.__globals__["cross_entropy"] is cross_entropy
     first.one(torch.zeros(2, 2), torch.tensor([0, 1]))
     assert kept == {}
+
+
+def test_a_class_that_is_noticed_when_it_is_made_is_not_copied() -> None:
+    made: list[type] = []
+
+    class Registered:
+        def __init_subclass__(cls) -> None:
+            made.append(cls)
+
+    class Loss(Registered):
+        pass
+
+    assert type(unused_copy(Loss())) is Loss
+    assert made == [Loss]
