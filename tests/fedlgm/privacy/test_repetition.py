@@ -7,7 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from dp_accounting.pld.common import compute_self_convolve_bounds
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, from_laplace_mechanism
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedlgm.privacy.accountants import PldAccountant
 from fedlgm.privacy.events import gaussian_event
@@ -46,6 +49,16 @@ def test_compositions_are_those_of_dp_accounting(multiplier: float, rate: float,
             assert np.array_equal(a.pop("_probs"), b.pop("_probs"))
             assert a == b
         assert theirs.get_epsilon_for_delta(1e-5) == ours.get_epsilon_for_delta(1e-5)
+
+
+@settings(max_examples=25)
+@given(st.floats(0.3, 30.0), st.floats(1e-4, 0.999), st.integers(1, 5000), st.sampled_from([1e-15, 1e-10, 1e-6, 0.1]))
+def test_the_tails_of_a_composition_are_those_of_dp_accounting(
+    multiplier: float, rate: float, count: int, truncation: float
+) -> None:
+    once = repeatable(from_gaussian_mechanism(multiplier, sampling_prob=rate, value_discretization_interval=1e-3))
+    for pmf in (one for one in (once._pmf_remove, once._pmf_add) if hasattr(one, "_bounds")):  # others are sparse
+        assert pmf._bounds(count, truncation) == compute_self_convolve_bounds(pmf._probs, count, truncation)
 
 
 def test_sparse_distributions_and_bad_counts_are_theirs() -> None:
