@@ -10,12 +10,18 @@ import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+# NumPy reads it at its import. OpenBLAS's threads wait at full load, for 50 times as long as small problems take.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("FEDLGM_TEST_THREADS", "1"))
 
 import hypothesis
 import pytest
 import torch
+import typer.main
+import typer.testing
 from federations import Federation, GivenUpdates, GivenVotes, tiny_values
 from flwr.clientapp import ClientApp
 from torch import Tensor
@@ -107,6 +113,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         for registry, entries in zip(REGISTRIES, registries, strict=True):
             registry.clear()
             registry.update(entries)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_built_once() -> Iterator[None]:
+    """Typer builds all commands from their signatures at every call, which a process does once and the tests often."""
+    once = cache(typer.main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", once)
+        patch.setattr(typer.testing, "_get_command", once)
+        yield
 
 
 @pytest.fixture
