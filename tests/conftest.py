@@ -94,6 +94,10 @@ REGISTRIES = (
 """What `register` functions fill; the modules that own them register at import, and no other module does."""
 
 
+GENERATOR: Any = torch if torch.cuda.is_available() else torch.default_generator
+"""`torch.manual_seed` also records its caller for each kind of device that is not there, in a millisecond."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """A test leaves nothing to the next one. A fixture for each of these would cost more than many of the tests.
@@ -101,7 +105,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     Models without a seed start alike. A registered name is gone. Ctrl-C goes on ending the tests, although the command
     and Ray take signals over. urllib, which keeps the proxies of its first call, reads them again.
     """
-    torch.manual_seed(0)
+    GENERATOR.manual_seed(0)
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     registries = [dict(registry) for registry in REGISTRIES]
     try:

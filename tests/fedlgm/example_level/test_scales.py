@@ -97,7 +97,7 @@ def test_no_finite_example_moves_a_step_by_more_than_its_bound(
     """Scales from 1e-38 to 1e38, also within one example."""
     make, shape = MODULES[name]
     generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # `torch.manual_seed` took a fourth of the time
     module = make()
     for key, parameter in module.named_parameters():
         parameter.requires_grad_(biased or not key.endswith("bias"))  # a bias outweighs a weight of tiny inputs
