@@ -35,7 +35,7 @@ def _inside_a_folder(name: str) -> str:
 
 
 # Values of several keys.
-Label = Annotated[str, Field(max_length=100), AfterValidator(_inside_a_folder)]
+Label = Annotated[str, Field(max_length=150), AfterValidator(_inside_a_folder)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**128)]
 Share = Annotated[float, Field(gt=0, le=1), AfterValidator(_accountable)]

@@ -337,7 +337,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a rate below every accountant's numbers": (changed(federation__rate=1e-320), "rate: must be at least 1e-12"),
     "a name that leads out of the folder of runs": (changed(name="../../b"), "name: must be a name for folders"),
     "a name with a zero byte": (changed(name="a\0b"), "name: must be a name for folders, without slashes, got"),
-    "a name of too many characters": (changed(name="a" * 300), "name: must have at most 100 characters"),
+    "a name of too many characters": (changed(name="a" * 300), "name: must have at most 150 characters"),
     "a bound beyond all noise": (run(mechanism=mechanisms.get("uniform", bound=1e40)), "lie in [2^-100, 2^100], got"),
     "a share below all noise": (
         run(

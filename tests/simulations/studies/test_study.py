@@ -108,6 +108,8 @@ def test_any_key_of_the_recipe_may_vary() -> None:
     ]  # fmt: skip
     assert made[0].folder == "snr-consistent-lr=0.1-iid-run0"
     assert made[0].recipe.model.seed == made[2].recipe.model.seed != made[1].recipe.model.seed
+    long = planned({"mechanism": [("a" * 300, "uniform", {})]}, seeds=12)[-1]
+    assert long.recipe.name == long.folder
     odd = planned({"mechanism": [("a label / with: everything", "uniform", {})]})[0].folder
     assert Path(odd).name == odd
 
