@@ -129,8 +129,7 @@ def load_object(reference: str, what: str) -> Any:
         return reduce(getattr, name.split("."), module)
     except AttributeError as error:
         package = module_name.partition(".")[0]
-        origins = {key: str(getattr(value, "__module__", "")) for key, value in vars(module).items()}
-        own = [key for key, origin in origins.items() if origin.partition(".")[0] == package]
+        own = [key for key, value in vars(module).items() if package_of(value) == package]
         similar = get_close_matches(name, own, n=1)
         hint = f"; did you mean {similar[0]!r}?" if similar else ""
         raise ConfigError(f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}") from error
@@ -194,7 +193,17 @@ def is_bundled(found: object) -> bool:
         >>> is_bundled(BelowBound((2, 3))), is_bundled(Mine((2, 3)))
         (True, False)
     """
-    return type(found).__module__.partition(".")[0] == "fedlgm"
+    return package_of(type(found)) == "fedlgm"
+
+
+def package_of(value: object) -> str:
+    """Top-level package of a class or function; empty if it has none.
+
+    Example:
+        >>> package_of(package_of), package_of(3)
+        ('fedlgm', '')
+    """
+    return str(getattr(value, "__module__", "")).partition(".")[0]
 
 
 @contextmanager

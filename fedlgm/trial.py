@@ -17,7 +17,7 @@ from fedlgm import inputs, models
 from fedlgm.data import DataSet
 from fedlgm.data.pixels import Pixels
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.extension import users_code
+from fedlgm.extension import package_of, users_code
 from fedlgm.inputs import Inputs
 from fedlgm.tasks.base import ExampleLosses, Task, require_separate_losses, require_sums
 from fedlgm.unused import unused_copy
@@ -117,7 +117,7 @@ def require_same_losses(task: Task, others: Sequence[Task], module: nn.Module, x
 
 def _prepares_alike(task: Task, data: DataSet, prepared: DataSet, rows: np.ndarray) -> bool:
     """Whether a task makes the same examples of these rows alone as of all training examples, up to rounding."""
-    if type(task).prepare.__module__.partition(".")[0] == "fedlgm":  # inputs, which may be large, stay as they are
+    if package_of(type(task).prepare) == "fedlgm":  # inputs, which may be large, stay as they are
         own = task.targets(data.train_y[rows], "training")
         return _near(own, prepared.train_y[rows]) and _near(task.targets(data.test_y, "test"), prepared.test_y)
     alone, kept = task.prepare(data.keep(rows)), prepared.keep(rows)

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from fedlgm.extension import package_of
+
 T = TypeVar("T")
 _LIBRARIES = ("fedlgm", "torch", "builtins")
 _OF_ONE_CLASS = ("__dict__", "__weakref__", "_abc_impl")
@@ -52,7 +54,7 @@ class _Copies:
             if isinstance(value, FunctionType):
                 return self._function(value)
             if isinstance(value, type):
-                return value if _package(value) in _LIBRARIES or _notices(value) else self._class(value)
+                return value if package_of(value) in _LIBRARIES or _notices(value) else self._class(value)
             if isinstance(value, nn.Module):
                 self._memo.update((id(tensor), tensor) for tensor in (*value.parameters(), *value.buffers()))
             elif isinstance(value, functools.partial):
@@ -68,7 +70,7 @@ class _Copies:
     def _function(self, function: FunctionType) -> FunctionType:
         if hasattr(function, "_torchdynamo_orig_callable"):  # code that torch.compile makes is bound to its globals
             return function
-        library, named = _package(function) in _LIBRARIES, function.__globals__
+        library, named = package_of(function) in _LIBRARIES, function.__globals__
         space = named if library else self._globals.setdefault(id(named), dict(named))
         cells = tuple(CellType() for _ in function.__closure__ or ())
         made = FunctionType(function.__code__, space, function.__name__, None, cells)
@@ -80,7 +82,7 @@ class _Copies:
             cell.cell_contents = self._kept(held) if isinstance(held, type) and not library else self.of(held)
         for name in () if library else _names(function.__code__):
             if name in named and space[name] is named[name]:
-                foreign = isinstance(named[name], FunctionType) and _package(named[name]) != _package(function)
+                foreign = isinstance(named[name], FunctionType) and package_of(named[name]) != package_of(function)
                 kept = foreign or isinstance(named[name], type)  # it may be compared with classes of other objects
                 space[name] = self._kept(named[name]) if kept else self.of(named[name])
         return made
@@ -99,13 +101,9 @@ class _Copies:
 
 
 def _notices(kind: type) -> bool:
-    """Whether code of a user's runs when a class is derived, such as code that registers it."""
+    """Whether a user's code runs when a class is derived, for example to register it."""
     hooks = (base for base in kind.__mro__[1:] if "__init_subclass__" in vars(base))
-    return type(kind) not in (type, ABCMeta) or any(_package(base) not in _LIBRARIES for base in hooks)
-
-
-def _package(value: Any) -> str:
-    return str(value.__module__).partition(".")[0]
+    return type(kind) not in (type, ABCMeta) or any(package_of(base) not in _LIBRARIES for base in hooks)
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -18,7 +18,7 @@ _TOOLS = {
     "simulations": "advice api applications arguments attacks audits cli config.grids deploy ending entry figures "
     "pretrain progress reports risk shell signals standardise studies tables tuning",
 }
-"""What is built on runs."""
+"""Modules that are built on runs."""
 _VARIANTS = {
     "fedlgm": "example_level",
     "fedlgm.aggregation.kernels": "triton_kernels triton_noise",
@@ -35,7 +35,7 @@ _VARIANTS = {
     "superlink",
     "simulations.runs.trackers": "mlflow tensorboard values wandb",
 }
-"""What can be exchanged, in files that only a registry names."""
+"""Exchangeable parts, in files that only a registry names."""
 REGISTRIES = {
     *("fedlgm.data", "fedlgm.mechanisms", "fedlgm.models", "fedlgm.tasks", "fedlgm.training", "fedlgm.training.kinds"),
     *("simulations.config.recipe", "strategies"),
@@ -49,7 +49,7 @@ _DEFAULTS = {
     "simulations.config": "client_level extends messages named_sections overrides public_seed sections unit",
     "strategies": "cohort layerwise nodes releaser replies server_optimizer",
 }
-"""What registries import of the core."""
+"""Modules of the core that registries import."""
 MOST_NODES = 110_000
 
 

@@ -32,6 +32,7 @@ from fedlgm.training import Trainer, kinds
 from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.rates import factors
 from fedlgm.transcript import Transcript
+from fedlgm.trial import Examples
 from fedlgm.unused import unused_copy
 from simulations.config import trials
 from simulations.config.facts import facts_of
@@ -74,6 +75,11 @@ class Assembly:
             prepared, parts = trials.prepared(task, found)
             self.on_parts.extend(parts)
             return prepared
+
+    def public_examples(self, rows: slice | np.ndarray = slice(None)) -> Examples:
+        """Test examples, which are public: inputs and targets of these rows."""
+        found = self.dataset
+        return inputs.tensors(inputs.take(found.test_x, rows)), torch.from_numpy(found.test_y[rows])
 
     @cached_property
     def on_parts(self) -> list[Task]:
@@ -261,7 +267,7 @@ class Assembly:
             raise ConfigError(f"{error}; {used}") from error
         training = module.training
         if self.own.metrics or self.task.set_metrics():
-            x, y = inputs.tensors(self.dataset.test_x), torch.from_numpy(self.dataset.test_y)
+            x, y = self.public_examples()
             tasks.evaluate(self.task, module, x, y, metrics=self.own.metrics, finite=True)
         if self.own.evaluate is not None:
             own_figures(self.own.evaluate, 0, self.module())

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-import torch
-
-from fedlgm import devices, inputs
+from fedlgm import devices
 from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.keys import KeyRing, Purpose
@@ -102,8 +100,7 @@ def _refusal(assembly: Assembly) -> str | None:
     if section.vectorize != "off":
         return f"training.vectorize is {section.vectorize!r}"
     # On public examples, because the reason becomes a part of the run's public provenance.
-    found = assembly.dataset
-    x, y = inputs.tensors(inputs.take(found.test_x, slice(_TRIED))), torch.from_numpy(found.test_y[:_TRIED])
+    x, y = assembly.public_examples(slice(_TRIED))
     try:
         with torch_threads(assembly.recipe.run.threads):
             assembly.recipe.protects.try_kernel(assembly, x, y)
@@ -117,9 +114,8 @@ def _blocks(assembly: Assembly, count: int) -> list[ClientTask]:
 
     The choice becomes part of the public recipe, so private examples must not be timed.
     """
-    found, section = assembly.dataset, assembly.recipe.training
-    rows = slice(_BATCHES * section.batch_size)
-    x, y = inputs.tensors(inputs.take(found.test_x, rows)), torch.from_numpy(found.test_y[rows])
+    section = assembly.recipe.training
+    x, y = assembly.public_examples(slice(_BATCHES * section.batch_size))
     keys, trained = KeyRing.from_seed(0), assembly.first_plan().trained
     orders = (keys.torch_generator(Purpose.PROBE, client) for client in range(count))
     return [ClientTask(x, y, order, section.epochs, trained) for order in orders]

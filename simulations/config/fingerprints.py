@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedlgm.extension import package_of
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _KNOWN = {"abc", "builtins", "clients", "fedlgm", "flwr", "simulations", "strategies", "torch", "typing"}
 """Packages whose classes are only named, because a run's provenance holds their versions."""
@@ -80,7 +82,7 @@ def fixed_digest(module: nn.Module) -> str:
 
 def _is_known(value: Any) -> bool:
     """Whether a class or function belongs to a package whose version a run records."""
-    return str(getattr(value, "__module__", "")).partition(".")[0] in _KNOWN
+    return package_of(value) in _KNOWN
 
 
 def _hashed(words: Iterable[str]) -> str:

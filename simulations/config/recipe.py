@@ -99,8 +99,8 @@ class Recipe(Section):
         if not is_object(self.mechanism.name):
             self.check_mechanism(mechanisms.unit_of(self.mechanism.name))
         for unit, kind in UNITS.items():
-            for key in set(kind.keys) - set(self.protects.keys):
-                if attrgetter(key)(self) is not None:
+            for key in kind.keys:
+                if key not in self.protects.keys and attrgetter(key)(self) is not None:
                     raise ConfigError(f"{key} is for privacy.unit = {unit!r}: set it, or leave {key} out")
         self.protects.check(self)
         return self

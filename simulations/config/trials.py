@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from fedlgm import inputs
 from fedlgm.data import DataSet
 from fedlgm.extension import is_bundled, users_code
 from fedlgm.tasks import Task
@@ -45,9 +43,8 @@ def try_training(assembly: Assembly, task: Task, own_model: bool) -> None:
     Raises:
         ConfigError: the message names the problem.
     """
-    module, dataset = assembly.module(), assembly.dataset
-    count = len(dataset.test_y)  # rows from all of the set: it may be sorted by class
-    rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)
-    x, y = inputs.tensors(inputs.take(dataset.test_x, rows)), torch.from_numpy(dataset.test_y[rows])
+    module, count = assembly.module(), len(assembly.dataset.test_y)
+    rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)  # of all of the set: it may be sorted
+    x, y = assembly.public_examples(rows)
     require_same_losses(unused_copy(task), assembly.on_parts, assembly.module(), x, y)
     assembly.recipe.protects.try_training(assembly, task, x, y, type(module if own_model else task))
