@@ -224,6 +224,8 @@ class RunFacts:
         steps: private steps that each client makes in a round (example level under local trust); otherwise None.
         noise: correlation of the noise over the rounds; None means independent noise in every round.
         shares: the clients whose noise counts under distributed trust; otherwise None.
+        assumes: what the guarantee assumes of a user's model or code and the library cannot prove, as the end of a
+            sentence ("conditional on ..."); empty if all is proven.
 
     Raises:
         ConfigError: the facts contradict each other.
@@ -242,6 +244,7 @@ class RunFacts:
     steps: LocalSteps | None = field(default=None, repr=False)  # ledgers are named by the text of their facts
     noise: Correlation | None = field(default=None, repr=False)
     shares: Shares | None = field(default=None, repr=False)
+    assumes: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if self.noise_multiplier != 0:
@@ -329,6 +332,17 @@ class RunFacts:
         """The same facts with the calibrated sigma_*."""
         return replace(self, noise_multiplier=noise_multiplier)
 
+    def assuming(self, *conditions: str) -> RunFacts:
+        """The same facts, whose guarantee also assumes these conditions; empty ones and repetitions add nothing.
+
+        Example:
+            >>> facts = RunFacts(1.0, Sampling("poisson", 100, 0.1))
+            >>> facts.assuming("conditional on a", "", "conditional on b").assumes
+            'conditional on a; conditional on b'
+        """
+        new = dict.fromkeys(one for one in conditions if one and one not in self.assumes)
+        return replace(self, assumes="; ".join(filter(None, (self.assumes, *new))))
+
     def budget(self) -> tuple[float, float]:
         """(epsilon, delta).
 
@@ -341,13 +355,17 @@ class RunFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("noise", "steps", "shares")}
+        record = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("noise", "steps", "shares", "assumes")
+        }
         record |= {"sampling": self.sampling.to_dict(), "training": asdict(self.training)}
-        # Clients' noise is keyed by the plan's text: that of runs without either stays as it was.
+        # Clients' noise is keyed by the plan's text: that of runs without any stays as it was.
         if self.steps is not None:
             record["steps"] = asdict(self.steps)
         if self.shares is not None:
             record["shares"] = self.shares.to_dict()
+        if self.assumes:
+            record["assumes"] = self.assumes
         return record if self.noise is None else record | {"noise": self.noise.to_dict()}
 
     @classmethod

@@ -18,7 +18,8 @@ T = TypeVar("T")
 def rows_apart(owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, what: str) -> Tensor:
     """Values of a user's object for each row [1, ...] alone, as one tensor.
 
-    The calls use copies of the object, so nothing that it remembers reaches the rows of another call.
+    Every row has a fresh copy of the object, so nothing that it remembers reaches another row. An object that would
+    remember is refused, because its author expects other values, and so is one that keeps state outside of itself.
 
     Args:
         owner: the object.
@@ -35,19 +36,24 @@ def rows_apart(owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, 
         tensor([[0.],
                 [0.]])
     """
-    each = rows.split(1)
-    with users_code(f"{what} cannot be copied", owner):
-        first, one, other = (copy.deepcopy(owner) for _ in range(3))
-    public = torch.ones_like(each[0])  # what is kept outside of the object is of this row, or shows in its value
-    probes = [function(first, public.clone())]
-    found = torch.cat([function(one, row.clone()) for row in each])
-    probes += [function(one, public.clone()), function(other, public.clone())]
-    again = torch.cat([function(other, row.clone()) for row in reversed(each)]).flip(0)
-    probes += [function(other, public.clone())]
-    pairs = [(found, again), *((probes[0], probe) for probe in probes[1:])]
-    if not all(torch.equal(before.nan_to_num(), after.nan_to_num()) for before, after in pairs):
+
+    def fresh() -> T:
+        with users_code(f"{what} cannot be copied", owner):
+            return copy.deepcopy(owner)
+
+    def after(earlier: float) -> Tensor:
+        used = fresh()
+        function(used, earlier * public)
+        return function(used, public.clone())
+
+    each, public = rows.split(1), torch.ones_like(rows[:1])
+    before = function(fresh(), public.clone())
+    values = torch.cat([function(fresh(), row.clone()) for row in each])
+    again = torch.cat([function(fresh(), row.clone()) for row in reversed(each)]).flip(0)
+    pairs = [(values, again), (before, after(3.0)), (before, after(0.25))]
+    if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
         raise PrivacyError(
             f"{what} remembers what it has seen, or draws random numbers: its value for a row may depend only on "
             "that row"
         )
-    return found
+    return values

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor, nn
@@ -99,8 +99,10 @@ def train(
         ConfigError: the mechanism bounds clients; the facts do not have Poisson sampling and central trust; the
             population is not the number of examples; or the module has no per-example gradients.
     """
-    mechanism, facts = method.mechanism, method.facts
+    mechanism = method.mechanism
     trainer = ExampleTrainer(module, method.layers, mechanism, task=task, exact_sums=exact_sums)
+    facts = method.facts.assuming(trainer.condition(x) if len(y) else "")
+    method = replace(method, facts=facts)
     noised_by, drawn_by = facts.noised_by, facts.sampling.scheme
     if facts.steps or noised_by.uploads_released or not noised_by.alone or drawn_by != "poisson":
         raise ConfigError(

@@ -17,13 +17,16 @@ from fedlgm import tasks
 from fedlgm.clipping import Scaling
 from fedlgm.devices import exact_arithmetic, seeded
 from fedlgm.errors import ConfigError, Notice
+from fedlgm.example_level.attributes import Attributes
 from fedlgm.example_level.generic import GenericSite
 from fedlgm.example_level.norms import norm_of
 from fedlgm.example_level.passes import Pass, Place, Site, Total
 from fedlgm.example_level.pooling import max_pool, suits
+from fedlgm.example_level.row_losses import RowLosses
 from fedlgm.example_level.rules import rule_for
 from fedlgm.example_level.rules.base import all_finite
 from fedlgm.example_level.scaling import FlatClip, one_by_one
+from fedlgm.example_level.separation import MappedRows, Separation, TriedRows, separate
 from fedlgm.example_level.stack import StackPass
 from fedlgm.extension import named_arguments
 from fedlgm.inputs import parts
@@ -84,6 +87,10 @@ class SumsExamples(Protocol):
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
         """`sum` of one batch after another."""
+        ...
+
+    def condition(self, x: Any) -> str:
+        """What a guarantee assumes of the module for inputs like these [n, ...]; empty if it assumes nothing."""
         ...
 
 
@@ -151,7 +158,9 @@ class ExampleGradients:
         self._places = {key: Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()}
         _refuse_batch_norm(module)
         refuse_gradient_hooks(module)
-        self._built = Built(module)
+        self._built, self._attributes = Built(module), Attributes(module)
+        self._separation: Separation | None = None
+        self._row_losses = RowLosses(self._task, module.parameters())
         self._memory = Memory(self._dtype, next(iter(self._parameters.values())).device)
         self._shared: set[str] = set()
         self._sites: list[Site | GenericSite] = []
@@ -159,6 +168,14 @@ class ExampleGradients:
         self._find(module, "")
         self._announce()
         self._stack = StackPass.of(module, self._sites, self._task)
+
+    def condition(self, x: Any) -> str:
+        """What a guarantee assumes of the module; empty if its rows are apart by construction.
+
+        Args:
+            x: inputs of at least one example [n, ...], as for `sum`; their values make no difference.
+        """
+        return self._separate(parts(x)).condition
 
     @property
     def generic(self) -> tuple[str, ...]:
@@ -244,11 +261,7 @@ class ExampleGradients:
             if isinstance(site, GenericSite):
                 site.clear()  # a pass before this one may have failed halfway
         work = Pass(self._sites, self._places, scaling, total, squares, self._dtype)
-        with self._patched(work.call):
-            outputs = self._module(*x)
-        losses = self._task.losses(outputs, y)
-        if losses.shape != (len(squares),):
-            raise ConfigError(f"a task must give one loss per example, [{len(squares)}], got {tuple(losses.shape)}")
+        losses = self._row_losses(self._separate(x).outputs(x, work.call), y)
         work.start()
         parameters = list(self._parameters.values())
         leaves = [leaf for site in self._sites if isinstance(site, GenericSite) for leaf in site.leaves()]
@@ -266,18 +279,31 @@ class ExampleGradients:
                 site.clear()
         work.finish()
 
+    def _separate(self, inputs: tuple[Tensor, ...]) -> Separation:
+        if self._separation is None:
+            self._separation = separate(self._module, self._sites, inputs, self._patched)
+            if isinstance(self._separation, TriedRows):
+                reason = f"{self._separation.condition} ({self._separation.reason})"
+                warnings.warn(Notice(f"the guarantee is {reason}"), stacklevel=4)
+        return self._separation
+
     @contextmanager
-    def _patched(self, call: Callable[..., Any]) -> Iterator[None]:
-        """The module with the sites' forward passes replaced by `call(site, *arguments)`."""
-        try:
-            for site in self._sites:
-                site.module.forward = _bound(call, site)  # type: ignore[method-assign]
-            for pool in self._pools:
-                pool.forward = partial(max_pool, pool)  # type: ignore[method-assign]
-            yield
-        finally:
-            for module in (*(site.module for site in self._sites), *self._pools):
-                vars(module).pop("forward", None)
+    def _patched(self, call: Callable[..., Any], pools: bool = True) -> Iterator[None]:
+        """The module with the sites' forward passes replaced by `call(site, *arguments)`, and its own attributes."""
+        replaced = {site.module: _bound(call, site) for site in self._sites}
+        replaced |= {pool: partial(max_pool, pool) for pool in self._pools if pools}
+        before = {module: vars(module).get("forward") for module in replaced}
+        with self._attributes.restored():
+            try:
+                for module, forward in replaced.items():
+                    module.forward = forward
+                yield
+            finally:
+                for module, own in before.items():
+                    if own is None:
+                        vars(module).pop("forward", None)
+                    else:
+                        module.forward = own
 
     def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool, fused: bool) -> int:
         """Micro-batch size from the largest activation and the kept memory of one example."""
@@ -299,7 +325,7 @@ class ExampleGradients:
 
     def _probe(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
         """Refuse modules whose first dimension is not the example, or whose examples influence each other."""
-        if self._probed or len(inputs[0]) < 2:
+        if self._probed or len(inputs[0]) < 2 or isinstance(self._separate(inputs), MappedRows):
             return
         before = [site.module.training for site in self._sites]
         both = [self._observe(tuple(value[[0, second]] for value in inputs)) for second in (1, 0)]

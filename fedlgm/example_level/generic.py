@@ -11,6 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from fedlgm.errors import ConfigError
+from fedlgm.example_level.attributes import Attributes
+from fedlgm.example_level.on_batch import call_on_batch
 
 
 class GenericSite:
@@ -23,12 +25,19 @@ class GenericSite:
         module: maps tensors whose first dimension is the example to tensors with such a dimension anywhere.
         name: its name.
         places: places of the trained parameters, by their identity.
+
+    Attributes:
+        of_row: one row's parameters, while `call_row` is called under vmap.
     """
+
+    of_row: Mapping[str, Tensor]
 
     def __init__(self, module: nn.Module, name: str, places: Mapping[int, Any]) -> None:
         self.module, self.name = module, name
         self._own = {key: value for key, value in module.named_parameters() if id(value) in places}
         self.places = [places[id(value)] for value in self._own.values()]
+        self._direct = _Direct(module)
+        self._attributes = Attributes(module)
         self._leaves: dict[str, Tensor] = {}
         self._looped = False
         self._axes: list[int] | None = None
@@ -46,12 +55,46 @@ class GenericSite:
         """Find which arguments have an example dimension, from a call with a distinctive number of examples."""
         self._batched = self._of_examples(examples, pytree.tree_leaves((arguments, named)))
 
+    def expand(self, examples: int) -> dict[str, Tensor]:
+        """New leaves of the graph [n, ...], one row of parameters for each example."""
+        self._leaves = {
+            key: value.detach().expand(examples, *value.shape).requires_grad_() for key, value in self._own.items()
+        }
+        return self._leaves
+
+    def call_row(self, row: Tensor, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Forward pass for one row under vmap, with the parameters `of_row`; `row` is any tensor of the row."""
+        if not self._looped:
+            try:
+                return self._original(self.of_row, arguments, named)
+            except (RuntimeError, ValueError):
+                self._looped = True
+        values, spec = pytree.tree_flatten((arguments, named))
+        places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
+        keys, structure = list(self.of_row), list[Any]()
+
+        def run(*whole: Tensor) -> tuple[Tensor, ...]:
+            rows = []
+            for of_example in zip(*(value.unbind() for value in whole), strict=True):
+                self._attributes.restore()
+                own = list(values)
+                for i, value in zip(places, of_example[len(keys) :], strict=True):
+                    own[i] = value.clone()
+                own_arguments, own_named = pytree.tree_unflatten(own, spec)
+                parameters = dict(zip(keys, of_example, strict=False))
+                outputs, shape = pytree.tree_flatten(self._original(parameters, own_arguments, own_named))
+                structure[:] = [shape]
+                rows.append(outputs)
+            return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+        tensors = [values[i] for i in places]
+        found = call_on_batch(run, row, *(self.of_row[key] for key in keys), *tensors)
+        return pytree.tree_unflatten(list(found), structure[0])
+
     def call(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Forward pass that autograd records, for arguments whose first dimension is the example."""
         if not self._leaves:
-            self._leaves = {
-                key: value.detach().expand(examples, *value.shape).requires_grad_() for key, value in self._own.items()
-            }
+            self.expand(examples)
         values, spec = pytree.tree_flatten((arguments, named))
         batched = self._batched or self._of_examples(examples, values)
         shape: list[Any] = []
@@ -95,6 +138,7 @@ class GenericSite:
         copies = {key: value.unbind() for key, value in self._leaves.items()}
         rows = []
         for i in range(len(next(iter(copies.values())))):
+            self._attributes.restore()
             own = [v[i : i + 1] if is_batched else v for v, is_batched in zip(values, batched, strict=True)]
             rows.append(run({key: value[i] for key, value in copies.items()}, own))
         return [torch.cat(parts, dim=axis) for parts, axis in zip(zip(*rows, strict=True), axes, strict=True)]
@@ -128,9 +172,27 @@ class GenericSite:
         return [isinstance(value, Tensor) and value.dim() > 0 and len(value) == examples for value in values]
 
     def _original(self, parameters: Mapping[str, Tensor], arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+        named_parameters = {f"module.{key}": value for key, value in parameters.items()}
         patched = vars(self.module).pop("forward", None)
         try:
-            return torch.func.functional_call(self.module, dict(parameters), tuple(arguments), named)
+            return torch.func.functional_call(self._direct, named_parameters, tuple(arguments), named)
         finally:
             if patched is not None:
                 self.module.forward = patched  # type: ignore[method-assign]
+
+
+class _Direct(nn.Module):
+    """A module's own `forward` without its hooks, which run around the call that leads here.
+
+    Args:
+        module: the module; its `forward` may be the class's or one that replaced it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._forward = module.forward
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """The module's outputs; unlike `nn.Module.__call__` it runs no hooks of all modules either."""
+        return self._forward(*arguments, **named)

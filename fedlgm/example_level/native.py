@@ -74,6 +74,10 @@ class NativeExampleGradients:
         order = norm_of(scaling).order
         return [self._sum(x, y, scaling, order) for x, y in batches]
 
+    def condition(self, x: Any) -> str:
+        """See `ExampleGradients.condition`: the kernel's layers treat rows independently."""
+        return ""
+
     def _sum(self, x: Any, y: Any, scaling: Scaling, order: int) -> ClippedSum:
         x = one_array(x, y)
         program, examples, most = self._program(tuple(x.shape[1:]))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedlgm import inputs, tasks
 from fedlgm.clipping import Scaling
 from fedlgm.contributions import BoundedUpdates
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.example_level.bounding import bounded_updates
 from fedlgm.example_level.engine import ExampleGradients, SumsExamples
 from fedlgm.example_level.native import NativeExampleGradients
@@ -40,8 +40,10 @@ Batch = tuple[Inputs, Tensor, Tensor]
 class ExampleTrainer:
     """Bounds and adds up examples' gradients according to a mechanism's plan, in one resident model.
 
-    Before its first sum and at some later steps it tests model and task on a few of the examples (see
-    `fedlgm.example_level.trial`), because clipping bounds no example's effect if examples influence each other.
+    Clipping bounds an example's effect only if examples do not influence each other. If the model's rows are not apart
+    by construction (`fedlgm.example_level.separation`), plans must say so in `facts.assumes`. Before its first sum, and
+    for such models at some later steps, the trainer tests model and task on a few of the examples
+    (`fedlgm.example_level.trial`).
 
     Args:
         module: float32 model without state between batches; the trainer takes it over.
@@ -108,6 +110,7 @@ class ExampleTrainer:
 
         Raises:
             ConfigError: a trial finds that an example's gradient depends on other examples.
+            PrivacyError: the plan's guarantee omits a condition of the model (`condition`).
         """
         return self.sums([(x, y, rows)], plan)
 
@@ -125,8 +128,27 @@ class ExampleTrainer:
         """
         if self._scaled is None or self._scaled[0] is not plan:
             self._scaled = plan, one_by_one(self._mechanism.scaling(plan))
+            self._require_stated(plan, batches)
         scaling = self._scaled[1]
         return bounded_updates(self._gradients.sums(self._taken(batches, models), scaling), scaling, plan)
+
+    def condition(self, x: Inputs) -> str:
+        """What a guarantee assumes of the model (`RunFacts.assumes`); empty if rows are apart by construction.
+
+        Args:
+            x: inputs of at least one example [n, ...]; their values make no difference.
+        """
+        return self._gradients.condition(inputs.to(inputs.take(x, slice(1)), self.device))
+
+    def _require_stated(self, plan: ReleasePlan, batches: Sequence[Batch]) -> None:
+        """Refuse a protected plan whose guarantee omits the model's condition."""
+        x = next((x for x, y, _ in batches if len(y)), None)
+        condition = self.condition(x) if x is not None and plan.protected else ""
+        if condition not in plan.facts.assumes:
+            raise PrivacyError(
+                "the plan's guarantee omits a condition of the model: state it in RunFacts(..., assumes=...), which "
+                f"for this model is trainer.condition(x) = {condition!r}"
+            )
 
     def _taken(self, batches: Sequence[Batch], models: Sequence[Tensor] | None) -> Iterator[tuple[Inputs, Tensor]]:
         """Each batch's examples, while the module has its model."""
@@ -141,7 +163,7 @@ class ExampleTrainer:
         return private_figures(self._gradients, self._mechanism, self.layers, *self._batch(x, y, rows))
 
     def _try(self, x: Inputs, y: Tensor) -> None:
-        """Test model and task: in the first sum, and in the n-th with probability 1/n, about ten times in 10,000."""
+        """Test model and task in the first sum. Test a model with a condition also in the n-th with probability 1/n."""
         self._sums += 1
         examples = y.shape[0]  # of small tensors, `len` takes as long as arithmetic
         if self._tried < min(examples, 2):  # one example shows less than two
@@ -149,7 +171,7 @@ class ExampleTrainer:
             rows = torch.linspace(0, examples - 1, self._tried).long()  # of all data: they may be sorted by class
             few = self._few(x, y, rows)
             try_examples(self._module, self.layers, self._task, *few, type(self._module))
-        elif examples > 1 and self._random.random() < 1 / self._sums:
+        elif examples > 1 and self._random.random() < 1 / self._sums and self.condition(x):
             rows = torch.tensor(self._random.sample(range(examples), min(examples, TRIED)))
             try_step(self._module, self.layers, self._task, *self._few(x, y, rows))
 

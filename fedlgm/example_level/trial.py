@@ -1,14 +1,17 @@
-"""A trial of a model and a task whose examples are bounded, before the first release and now and then in training.
+"""A trial of a model and a task whose examples are bounded: a diagnosis, on which no proof rests.
 
-A sum of clipped gradients is private only if an example's gradient is a function of that example alone. The trial
-searches for violations: state, random draws, and examples that influence each other in the forward or backward pass.
+What keeps examples apart is in `fedlgm.example_level.separation`. The trial finds models that would be trained as
+something else than their author means: state, random draws, rows that influence each other, and gradients that are not
+autograd's. If rows are not apart by construction, it is the only evidence, and the guarantee is conditional.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +24,7 @@ from fedlgm.example_level.engine import ExampleGradients
 from fedlgm.example_level.scaling import FlatClip
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
-from fedlgm.tasks.base import ExampleLosses
+from fedlgm.tasks.base import ExampleLosses, require_separate_losses
 from fedlgm.trial import check_losses, require_alike
 from fedlgm.unused import unused_copy
 
@@ -33,7 +36,10 @@ _TOLERANCE = 1e-2
 """Difference that rounding can make, relative to a gradient's length, since a unit near its kink may change sides.
 Batches that influence gradients change them far more."""
 _LARGEST = 1e4
-"""Limit of examples' values; a trial replaces larger ones with 0, so that none stops the run of a correct model."""
+"""Limit of examples' values; a trial replaces larger ones with 0, so that none stops the run of a correct model.
+It is also the factor by which hostile rows are longer."""
+_MANY, _MANY_BYTES = 512, 16 << 20
+"""Size of the largest batch, unless its inputs would take more than so many bytes."""
 _LEAST = 2.0**-30
 """Gradients shorter than this are not compared, because they are rounding errors of terms that cancel."""
 _RELATIVE, _ABSOLUTE = 0.3, 0.1
@@ -81,13 +87,19 @@ def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: 
             models.require_repeatable(module, x)
             models.require_drawing_nothing(module, x)
             require_alike(sums, len(y), owner)
-            models.require_separate(module, x)
+            _require_separate(module, x)
         check_losses(module, task, x, y)
-        _require_separate_gradients(gradients, x, y)
+        trial = _Gradients(gradients, module, layers, task)
+        trial.compare(x, y)
         with _perturbed(module):
-            _require_separate_gradients(gradients, x, y)
+            with prefix_key("model"):
+                _require_separate(module, x)
+            trial.compare(x, y)
             with _accepting_failures():
-                _require_separate_gradients(gradients, *_unlike(x, y))
+                unlike = _unlike(x, y)
+                with torch.no_grad():
+                    require_separate_losses(task, inputs.call(module, unlike[0]), unlike[1])
+                trial.compare(*unlike)
 
 
 def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor) -> None:
@@ -109,7 +121,7 @@ def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inpu
         >>> try_step(model, LayerTable.from_module(model), tasks.get(), x, y)  # nothing is wrong
     """
     with seeded(0, y.device), _modes(module):
-        _require_separate_gradients(_gradients(module, layers, task), x, y)
+        _Gradients(_gradients(module, layers, task), module, layers, task).compare(x, y)
 
 
 def moderate(values: Tensor) -> Tensor:
@@ -128,29 +140,93 @@ def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses) -> Ex
         return ExampleGradients(module, layers, task)
 
 
-def _require_separate_gradients(gradients: ExampleGradients, x: Inputs, y: Tensor) -> None:
-    """Compare examples' clipped gradients alone with their share of the batch's sum."""
-    whole = torch.linalg.vector_norm(gradients.sum(x, y, FlatClip(1.0)).norms, dim=1)
-    long = whole[whole.isfinite() & (whole > _LEAST)]
-    if len(y) < 2 or not len(long):
-        return
-    scale = float(long.median())
-    scaling = FlatClip(scale / 2)  # cuts at least half of the gradients
-    times = max(1, _BATCH // len(y))
-    repeated = torch.arange(len(y), device=y.device).repeat(times)
-    together = gradients.sum(inputs.take(x, repeated), y[repeated], scaling)
-    rows = [slice(i, i + 1) for i in range(len(y))]
-    alone = [gradients.sum(inputs.take(x, row), y[row], scaling) for row in rows]
-    norms = torch.cat([own.norms for own in alone]).repeat(times, 1)
-    total = times * torch.stack([own.total for own in alone]).sum(dim=0)
-    same = torch.allclose(together.norms, norms, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
-    apart = float(torch.linalg.vector_norm(together.total - total))
-    if not same or apart > _TOLERANCE * scaling.bound * len(repeated):
-        raise ConfigError(
-            "an example's gradient depends on the other examples of its batch, so clipping does not bound what one "
-            "example changes: normalise, weigh and compare within each example only, in the model's forward pass, in "
-            "its hooks and in the task's losses"
-        )
+def _require_separate(module: nn.Module, x: Inputs) -> None:
+    """Refuse a model whose outputs for a row depend on other rows: few or many, moderate or hostile."""
+    models.require_separate(module, x)
+    bytes_each = max(1, sum(part[0].nbytes for part in inputs.parts(x)))
+    many = torch.arange(max(_BATCH, min(_MANY, _MANY_BYTES // bytes_each))) % len(inputs.parts(x)[0])
+    with _accepting_failures():
+        for value in (None, _LARGEST, torch.inf, torch.nan):
+            batch = inputs.take(x, many)
+            if value is not None:
+                batch = inputs.each(partial(_hostile, value), batch)
+            _require_outputs_alone(module, batch)
+
+
+def _hostile(factor: float, values: Tensor) -> Tensor:
+    """Rows of which the first, the middle and the last are multiplied by a factor, unless they are whole numbers."""
+    if not values.is_floating_point():
+        return values
+    values = values.clone()
+    values[[0, len(values) // 2, -1]] *= factor
+    return values
+
+
+@torch.no_grad()
+def _require_outputs_alone(module: nn.Module, x: Inputs) -> None:
+    """Compare the outputs of some rows of a batch with those of the same rows alone."""
+    outputs = inputs.call(module.train(), x)
+    for i in (0, 1, len(outputs) // 2, len(outputs) - 1):
+        if not inputs.close(outputs[i : i + 1], inputs.call(module, inputs.take(x, slice(i, i + 1)))):
+            raise ConfigError("the model's outputs for an example depend on the other examples of its batch")
+
+
+class _Gradients:
+    """The engine's clipped gradients beside those of autograd, one example at a time.
+
+    Args:
+        engine: the engine's gradients.
+        module: the model.
+        layers: its layers.
+        task: its task.
+    """
+
+    def __init__(self, engine: ExampleGradients, module: nn.Module, layers: LayerTable, task: ExampleLosses) -> None:
+        self._engine, self._module, self._layers, self._task = engine, module, layers, task
+
+    def compare(self, x: Inputs, y: Tensor) -> None:
+        """Refuse a model or task whose sum for a batch is not that of autograd's clipped gradients."""
+        whole = torch.linalg.vector_norm(self._engine.sum(x, y, FlatClip(1.0)).norms, dim=1)
+        long = whole[whole.isfinite() & (whole > _LEAST)]
+        if len(y) < 2 or not len(long):
+            return
+        scale = float(long.median())
+        scaling = FlatClip(scale / 2)  # cuts at least half of the gradients
+        rows = [slice(i, i + 1) for i in range(len(y))]
+        alone = [self._engine.sum(inputs.take(x, row), y[row], scaling) for row in rows]
+        for row, result in zip(rows, alone, strict=True):
+            gradient = self._differentiate(inputs.take(x, row), y[row])
+            norm = float(gradient.norm())
+            clipped = gradient * min(1.0, scaling.bound / norm) if norm > 0 else gradient
+            if math.isfinite(norm) and float((clipped - result.total).norm()) > _TOLERANCE * scaling.bound:
+                raise ConfigError(
+                    "the gradient of an example is not the one that PyTorch computes for it alone: hooks on "
+                    "gradients, and functions with a backward pass of their own, cannot be used where examples are "
+                    "bounded"
+                )
+        times = max(1, _BATCH // len(y))
+        repeated = torch.arange(len(y), device=y.device).repeat(times)
+        together = self._engine.sum(inputs.take(x, repeated), y[repeated], scaling)
+        norms = torch.cat([own.norms for own in alone]).repeat(times, 1)
+        total = times * torch.stack([own.total for own in alone]).sum(dim=0)
+        same = torch.allclose(together.norms, norms, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
+        apart = float(torch.linalg.vector_norm(together.total - total))
+        if not same or apart > _TOLERANCE * scaling.bound * len(repeated):
+            raise ConfigError(
+                "an example's gradient depends on the other examples of its batch, so clipping does not bound what one "
+                "example changes: normalise, weigh and compare within each example only, in the model's forward pass, "
+                "in its hooks and in the task's losses"
+            )
+
+    def _differentiate(self, x: Inputs, y: Tensor) -> Tensor:
+        """Autograd's gradient for one example, in the order of the layer table [D]."""
+        parameters = dict(self._module.named_parameters())
+        trained = [parameters[slot.name] for slot in self._layers.slots()]
+        with torch.enable_grad():
+            loss = self._task.losses(inputs.call(self._module, x), y).sum()
+            gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+        pairs = zip(gradients, trained, strict=True)
+        return torch.cat([(torch.zeros_like(own) if one is None else one).flatten() for one, own in pairs])
 
 
 def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:

@@ -128,8 +128,8 @@ class Guarantee:
             )
 
     def conditional_on(self, condition: str) -> Guarantee:
-        """A proven guarantee becomes conditional on `condition`; other guarantees do not change."""
-        if self.status != "proven":
+        """The guarantee on one more condition, which a proven one thereby becomes; one of status "none" stays."""
+        if self.status == "none":
             return self
         return replace(self, status="conditional", reason=f"{self.reason}; {condition}")
 

@@ -175,7 +175,7 @@ class Assembly:
     @cached_property
     def method(self) -> Method:
         """Mechanism, layers and facts, with the noise calibrated so that the run stays within the recipe's budget."""
-        facts = facts_of(self.recipe, self._examples)
+        facts = facts_of(self.recipe, self._examples).assuming(self.recipe.protects.assumes(self))
         make = partial(Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated)
         if self.spent is None:
             return make(facts)

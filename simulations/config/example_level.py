@@ -16,6 +16,7 @@ from fedlgm.data import Partition
 from fedlgm.errors import ConfigError, PrivacyError, prefix_key
 from fedlgm.example_level.native import NativeExampleGradients
 from fedlgm.example_level.scaling import FlatClip
+from fedlgm.example_level.separation import has_known_layers
 from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.example_level.trial import try_examples
 from fedlgm.extension import is_reference
@@ -176,6 +177,14 @@ class ExampleLevel(UnitKind):
                 "examples: such a guarantee permits the full publication of one example",
                 stacklevel=2,
             )
+
+    def assumes(self, assembly: Assembly) -> str:
+        """See `UnitKind.assumes`: whether rows are apart by construction, for inputs like the public examples."""
+        module = assembly.module()
+        if has_known_layers(module):
+            return ""
+        x, _ = assembly.public_examples(slice(1))
+        return self._trainer(assembly, module).condition(x)
 
     def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
         """See `UnitKind.work`."""

@@ -102,6 +102,10 @@ class UnitKind:
     def check_data(self, assembly: Assembly, module: nn.Module) -> None:
         """Refuse a model and data that do not fit together, before anything runs."""
 
+    def assumes(self, assembly: Assembly) -> str:
+        """What the guarantee assumes of a user's model and code (`RunFacts.assumes`)."""
+        return ""
+
     def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
         """The clients' training and data, whose contributions protect this unit."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.example_level.central import train
+from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.example_level.trial import TRIED
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.keys import KeyRing
@@ -97,19 +98,29 @@ def test_only_what_is_drawn_is_charged(tmp_path):
         assert ledger.position() == 0
 
 
-class _Seen:
-    """Losses of a task that remembers its batches, but for those of trials."""
+@pytest.fixture
+def batches(monkeypatch):
+    """Targets of the batches that trainers take, but for those of trials."""
+    taken, take = [], ExampleTrainer._batch
 
-    def __init__(self):
-        self.batches = []
+    def seen(trainer, x, y, rows):
+        batch = take(trainer, x, y, rows)
+        if len(set(batch[1].tolist())) > TRIED:
+            taken.append(tuple(batch[1].tolist()))
+        return batch
+
+    monkeypatch.setattr(ExampleTrainer, "_batch", seen)
+    return taken
+
+
+class _Parity:
+    """Losses of an own task, for whether the target is odd."""
 
     def losses(self, outputs, y):
-        if len(set(y.tolist())) > TRIED:
-            self.batches.append(tuple(y.tolist()))
         return torch.nn.functional.cross_entropy(outputs, y % 2, reduction="none")
 
 
-def test_a_step_at_other_weights_draws_its_own_batch(tmp_path):
+def test_a_step_at_other_weights_draws_its_own_batch(tmp_path, batches):
     """Two releases of one draw are not amplified twice, as the ledger counts them."""
     x, y = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), torch.arange(200)
     facts = RunFacts(0.0, Sampling("poisson", 200, 0.2), rounds=3, epsilon=8.0, delta=1e-3, accountant="rdp")
@@ -117,16 +128,17 @@ def test_a_step_at_other_weights_draws_its_own_batch(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         for lr in (1.0, 1.0, 0.5):
             torch.manual_seed(0)
-            model, task = torch.nn.Linear(4, 2), _Seen()
+            model, task = torch.nn.Linear(4, 2), _Parity()
             method = Method.of(model, mechanisms.get("dp-sgd"), facts)
             train(model, x, y, method, keys=keys, ledger=ledger, lr=lr, task=task)
-            seen.append(task.batches)
+            seen.append(tuple(batches))
+            batches.clear()
         assert seen[0] == seen[1] != seen[2]
         assert seen[0][0] == seen[2][0]  # the first step is the same release
         assert ledger.position() == 3 + 2
 
 
-def test_trainings_on_two_ledgers_draw_their_own_batches(tmp_path):
+def test_trainings_on_two_ledgers_draw_their_own_batches(tmp_path, batches):
     """Each ledger counts sampling once for its training, so both together must not have one draw."""
     x, y = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), torch.arange(200)
     facts = RunFacts(0.0, Sampling("poisson", 200, 0.2), rounds=1, epsilon=8.0, delta=1e-3, accountant="rdp")
@@ -134,11 +146,12 @@ def test_trainings_on_two_ledgers_draw_their_own_batches(tmp_path):
     for name in ("one", "other", "one"):
         with Ledger(tmp_path / f"{name}.sqlite", "run") as ledger:
             torch.manual_seed(0)
-            model, task = torch.nn.Linear(4, 2), _Seen()
+            model, task = torch.nn.Linear(4, 2), _Parity()
             method = Method.of(model, mechanisms.get("dp-sgd"), facts)
             train(model, x, y, method, keys=keys, ledger=ledger, lr=1.0, task=task)
             assert ledger.position() == 1
-            seen.append(task.batches)
+            seen.append(tuple(batches))
+            batches.clear()
     assert seen[0] == seen[2] != seen[1]
 
 

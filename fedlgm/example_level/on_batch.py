@@ -1,0 +1,48 @@
+"""Library code that works on the whole batch, called from user code that `torch.func.vmap` runs for one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def call_on_batch(function: Callable[..., Any], row: Tensor, *values: Tensor) -> Any:
+    """One row's part of a function of the whole batch, differentiable.
+
+    Args:
+        function: called once for the batch with each of the values as [n, ...]; returns a tensor [n, ...], or a tuple
+            of them.
+        row: a tensor of this row, by which the call finds the batch.
+        values: tensors of this row, or the same for all rows.
+
+    Example:
+        >>> def of_row(x):
+        ...     return call_on_batch(lambda rows: 2 * rows + len(rows), x, x)
+        >>> torch.func.vmap(of_row)(torch.tensor([1.0, 2.0, 3.0]))
+        tensor([5., 7., 9.])
+    """
+    return _OnBatch.apply(function, row, *values)
+
+
+class _OnBatch(torch.autograd.Function):
+    """A function with a rule for vmap only. Autograd records the operations that the rule makes, not the function."""
+
+    @staticmethod
+    def forward(function: Any, row: Tensor, *values: Tensor) -> Any:  # type: ignore[override]
+        raise RuntimeError("call_on_batch is for code that torch.func.vmap runs")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, function: Any, row: Tensor, *values: Tensor) -> Any:
+        whole = [
+            value.expand(info.batch_size, *value.shape) if axis is None else value.movedim(axis, 0)
+            for value, axis in zip(values, in_dims[2:], strict=True)
+        ]
+        outputs = function(*whole)
+        return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
