@@ -38,7 +38,7 @@ Batches that influence gradients change them far more."""
 _LARGEST = 1e4
 """Limit of examples' values; a trial replaces larger ones with 0, so that none stops the run of a correct model.
 It is also the factor by which hostile rows are longer."""
-_MANY, _MANY_BYTES = 512, 16 << 20
+_MANY, _MANY_BYTES = 512, 4 << 20
 """Size of the largest batch, unless its inputs would take more than so many bytes."""
 _LEAST = 2.0**-30
 """Gradients shorter than this are not compared, because they are rounding errors of terms that cancel."""
@@ -87,13 +87,13 @@ def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: 
             models.require_repeatable(module, x)
             models.require_drawing_nothing(module, x)
             require_alike(sums, len(y), owner)
-            _require_separate(module, x)
+            _require_separate(module, x, gradients.condition(x))
         check_losses(module, task, x, y)
         trial = _Gradients(gradients, module, layers, task)
         trial.compare(x, y)
         with _perturbed(module):
             with prefix_key("model"):
-                _require_separate(module, x)
+                _require_separate(module, x, gradients.condition(x))
             trial.compare(x, y)
             with _accepting_failures():
                 unlike = _unlike(x, y)
@@ -140,17 +140,15 @@ def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses) -> Ex
         return ExampleGradients(module, layers, task)
 
 
-def _require_separate(module: nn.Module, x: Inputs) -> None:
-    """Refuse a model whose outputs for a row depend on other rows: few or many, moderate or hostile."""
+def _require_separate(module: nn.Module, x: Inputs, condition: str) -> None:
+    """Refuse a model whose outputs for a row depend on other rows: with a condition also many and hostile ones."""
     models.require_separate(module, x)
     bytes_each = max(1, sum(part[0].nbytes for part in inputs.parts(x)))
-    many = torch.arange(max(_BATCH, min(_MANY, _MANY_BYTES // bytes_each))) % len(inputs.parts(x)[0])
+    many = max(_BATCH, min(_MANY, _MANY_BYTES // bytes_each)) if condition else _BATCH
+    batch = inputs.take(x, torch.arange(many) % len(inputs.parts(x)[0]))
     with _accepting_failures():
-        for value in (None, _LARGEST, torch.inf, torch.nan):
-            batch = inputs.take(x, many)
-            if value is not None:
-                batch = inputs.each(partial(_hostile, value), batch)
-            _require_outputs_alone(module, batch)
+        for value in (1.0, _LARGEST, torch.inf, torch.nan) if condition else (1.0,):
+            _require_outputs_alone(module, inputs.each(partial(_hostile, value), batch))
 
 
 def _hostile(factor: float, values: Tensor) -> Tensor:
