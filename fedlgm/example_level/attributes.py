@@ -31,6 +31,7 @@ class Attributes:
 
     Example:
         >>> class Counting(nn.Identity):
+        ...     __module__ = "mypkg.models"
         ...     seen = None
         ...     def forward(self, x):
         ...         self.seen = x.mean()

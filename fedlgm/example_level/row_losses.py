@@ -30,6 +30,8 @@ class RowLosses:
 
     Example:
         >>> class Trimmed:
+        ...     __module__ = "mypkg.tasks"
+        ...
         ...     def losses(self, outputs, y):
         ...         losses = (outputs[:, 0] - y).square()
         ...         return torch.where(losses > losses.mean(), 0.0, losses)

@@ -75,7 +75,10 @@ def separate(module: nn.Module, sites: Sequence[Any], x: tuple[Tensor, ...], pat
         patch: replaces the layers' forward passes.
 
     Example:
+        >>> from contextlib import nullcontext
         >>> class Centred(nn.Linear):
+        ...     __module__ = "mypkg.models"
+        ...
         ...     def forward(self, x):
         ...         return super().forward(x - x.mean(dim=0))
         >>> type(separate(nn.Linear(2, 1), [], (torch.ones(3, 2),), lambda *_: nullcontext())).__name__
@@ -85,6 +88,8 @@ def separate(module: nn.Module, sites: Sequence[Any], x: tuple[Tensor, ...], pat
     """
     if has_known_layers(module):
         return KnownLayers(module, patch)
+    if any(part._backward_hooks for part in module.modules()):
+        return TriedRows(module, patch, RuntimeError("hooks on gradients do not run there"))
     mapped = MappedRows(module, sites, patch)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

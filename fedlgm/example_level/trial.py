@@ -198,9 +198,9 @@ class _Gradients:
             clipped = gradient * min(1.0, scaling.bound / norm) if norm > 0 else gradient
             if math.isfinite(norm) and float((clipped - result.total).norm()) > _TOLERANCE * scaling.bound:
                 raise ConfigError(
-                    "the gradient of an example is not the one that PyTorch computes for it alone: hooks on "
-                    "gradients, and functions with a backward pass of their own, cannot be used where examples are "
-                    "bounded"
+                    "the gradient of an example is not the one that PyTorch computes for it alone: the model or the "
+                    "task remembers what it has seen, a hook changes gradients, or a function has a backward pass of "
+                    "its own"
                 )
         times = max(1, _BATCH // len(y))
         repeated = torch.arange(len(y), device=y.device).repeat(times)

@@ -255,9 +255,9 @@ class Signed(Net):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Centred, "examples influence each other"),
+        (Centred, "outputs for an example depend on the other examples"),
         (Signed, "outputs for an example depend on the other examples"),
-        (Sly, "an update depends on what was trained before"),
+        (Sly, "not the one that PyTorch computes for it alone: the model or the task remembers"),
         (Untrainable, "training on 8 test examples fails: RuntimeError"),
     ],
 )
@@ -295,7 +295,7 @@ def test_statistics_of_the_training_examples_in_a_task_are_refused(
 
 
 def test_a_task_that_weighs_examples_by_the_first_ones_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="an update depends on what was trained before"):
+    with pytest.raises(ConfigError, match="the model or the task remembers what it has seen"):
         simulations.simulate(
             "dp-sgd-digits", model=Net, task=Weighing(), data=DATA, overrides=EXAMPLES, run_dir=tmp_path / "run"
         )
