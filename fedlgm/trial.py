@@ -19,8 +19,8 @@ from fedlgm.data.pixels import Pixels
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.extension import package_of, users_code
 from fedlgm.inputs import Inputs
+from fedlgm.separation import fresh
 from fedlgm.tasks.base import ExampleLosses, Task, require_separate_losses, require_sums
-from fedlgm.unused import unused_copy
 
 Examples = tuple[Inputs, Tensor]
 """Inputs and targets of a few examples."""
@@ -75,7 +75,7 @@ def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
     """
     made, order = [], np.random.default_rng(0).permutation(len(data.train_y))  # they may be sorted by class
     for half in np.array_split(order, 2) if len(order) > 1 else ():
-        rows, own = np.sort(half), unused_copy(task)
+        rows, own = np.sort(half), fresh(task)
         try:
             alike = _prepares_alike(own, data, prepared, rows)
         except Exception:  # a part may lack a class

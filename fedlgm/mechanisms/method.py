@@ -30,11 +30,13 @@ class Method:
         mechanism: source of each round's plan.
         layers: `mechanism.table(...)` of the model's layers.
         facts: the run's public facts, with the calibrated noise multiplier.
+        condition: condition of every plan's guarantee, in addition to the mechanism's; empty if there is none.
     """
 
     mechanism: Mechanism
     layers: LayerTable
     facts: RunFacts
+    condition: str = ""
 
     @classmethod
     @named_arguments
@@ -150,6 +152,8 @@ class Method:
             computed of a plan is then computed once, and not in every round.
         """
         name = self.mechanism.name
+        if isinstance(plan, ReleasePlan) and self.condition:
+            more["guarantee"] = plan.guarantee.conditional_on(self.condition)
         if type(plan) not in (ReleasePlan, UnprotectedPlan):  # a class derived from them could state another event
             raise ConfigError(f"{name}: plan() must return a ReleasePlan, got {type(plan).__name__}")
         assert isinstance(plan, ReleasePlan)

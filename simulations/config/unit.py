@@ -99,6 +99,10 @@ class UnitKind:
         federation = recipe.federation
         return server_step(own or federation.server_optimizer, federation.server_lr, federation.server_momentum)
 
+    def condition(self, assembly: Assembly) -> str:
+        """What a run's guarantee is conditional on because of users' parts; empty if nothing."""
+        return ""
+
     def check_data(self, assembly: Assembly, module: nn.Module) -> None:
         """Refuse a model and data that do not fit together, before anything runs."""
 
