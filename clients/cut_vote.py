@@ -20,6 +20,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import ReleasePlan
 from fedlgm.queries import CutVote
+from fedlgm.separation import Restored, fresh
 from fedlgm.tasks import Task
 from fedlgm.tasks.base import measured
 from fedlgm.water_filling import filled_row
@@ -94,8 +95,9 @@ class CutVotes:
     """
 
     def __init__(self, module: nn.Module, layers: LayerTable, task: Task) -> None:
+        task = fresh(task)
         self._module, self._task, self._parts = module, task, layers.merged().layers[0].parts
-        self._weights = layers.bind_(module)
+        self._weights, self._restored = layers.bind_(module), Restored.of(module, task)
 
     def added(self, updates: Updates, plan: ReleasePlan, model: Tensor, data: Sequence[ClientData]) -> AnsweredUpdates:
         """The updates with their clients' votes.
@@ -112,6 +114,8 @@ class CutVotes:
 
     def _vote(self, update: Tensor, bound: float, model: Tensor, data: ClientData) -> float:
         """1/2, -1/2, or 0 to abstain; losses that are not finite do not differ."""
+        if self._restored is not None:
+            self._restored.restore()
         cuts = (update * bound / max(float(update.norm()), bound), filled_row(update, self._parts, bound))
         flat, filled = (self._loss(model + cut, data) for cut in cuts)
         return 0.5 * float((filled < flat) - (flat < filled))

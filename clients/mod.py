@@ -27,6 +27,7 @@ from fedlgm.extension import misfit, named_arguments
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.models.arrays import of_arrays
+from fedlgm.models.copies import copied
 
 Next = Callable[[Message, Context], Message]
 _OWN_STATE = (wire.SECRET, wire.RELEASES)
@@ -65,7 +66,7 @@ class PrivateUpdates:
         self, model: nn.Module, *, group_by: str | Callable[[str], str] = "module", consent: Consent | None = None
     ) -> None:
         self._layers, self._consent = LayerTable.from_module(model, group_by), consent
-        self._module = copy.deepcopy(model)
+        self._module = copied(model)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
         """Serve one message: "query" names the client, "train" trains and bounds, all others are refused."""

@@ -15,6 +15,7 @@ and tasks pass the same checks.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from fedlgm import inputs, models, tasks
 from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.clipping import Scaling
 from fedlgm.data import DataSet, Loadable, Partition, load
-from fedlgm.errors import ConfigError, DataError, PrivacyError, prefix_key
+from fedlgm.errors import ConfigError, DataError, Notice, PrivacyError, prefix_key
 from fedlgm.example_level.bounding import bound_gradients
 from fedlgm.example_level.scaling import one_by_one
 from fedlgm.extension import named_arguments
@@ -37,12 +38,12 @@ from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
+from fedlgm.separation import fresh, shared_state
 from fedlgm.tasks import Task
 from fedlgm.tasks.base import SUMMED, figures_of, require_separate_losses, require_sums
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
 from fedlgm.transcript import Transcript
 from fedlgm.trial import require_same_losses, try_preparing
-from fedlgm.unused import unused_copy
 
 _EXAMPLES = 6  # of each probed client
 _BATCH = 4
@@ -74,7 +75,7 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
     if not _same(found, load(data)):
         raise DataError(f"data {found.name!r}: loading it twice gives different arrays; fix its random seed")
     own, checked = tasks.get(task), found.checked()
-    before = unused_copy(own)
+    before = fresh(own)
     found = own.prepare(checked)
     try_preparing(before, checked, found)
     if found.clients is not None and not allow_empty:
@@ -283,28 +284,31 @@ def check_model(
     >>> check_model(nn.Linear(6, 2), {"train": (x, y), "test": (x, y)})
     """
     found, own = load(data), tasks.get(task)
-    before, given = unused_copy(own), found
+    before, given = fresh(own), found
     found = own.prepare(given)
-    on_parts, unused = try_preparing(before, given, found), unused_copy(own)
+    on_parts, unused = try_preparing(before, given, found), fresh(own)
 
     def build() -> nn.Module:
         return models.build(model, in_shape=found.shape, classes=own.outputs(found), **options)
 
     module = build()
     models.require_trainable(module)
-    own.check(module, found)
+    fresh(own).check(module, found)
     layers = LayerTable.from_module(module)
     start = layers.flatten(module)
     if not torch.equal(start, layers.flatten(build())):
         raise ConfigError("model: building it twice gives different weights; draw them with torch only")
     clients = _clients(found)
-    require_same_losses(unused_copy(unused), on_parts, build(), clients[0].x, clients[0].y)
+    require_same_losses(fresh(unused), on_parts, build(), clients[0].x, clients[0].y)
     with prefix_key("model"):
         models.require_repeatable(module, clients[0].x)
         drawn = models.draws_at_random(module, clients[0].x)
         if not drawn:
             models.require_separate(module, clients[0].x)
 
+    why = shared_state(build(), fresh(own))
+    if why is not None:
+        warnings.warn(Notice(f"a run's guarantee would be conditional: {why}"), stacklevel=3)
     settings = LocalTraining(lr=0.01, batch_size=_BATCH)
     sequential = SequentialTrainer(build(), layers, settings, task=own)
     first, second, again = (update.clone() for update in sequential.updates(start, _fresh(clients, 0, 1, 0)))

@@ -7,6 +7,7 @@ An update must be a function of the client's own examples, and a prepared exampl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from fedlgm import inputs, models
 from fedlgm.data import DataSet
 from fedlgm.data.pixels import Pixels
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.extension import package_of, users_code
+from fedlgm.extension import users_code
 from fedlgm.inputs import Inputs
+from fedlgm.separation import fresh
 from fedlgm.tasks.base import ExampleLosses, Task, require_separate_losses, require_sums
-from fedlgm.unused import unused_copy
 
 Examples = tuple[Inputs, Tensor]
 """Inputs and targets of a few examples."""
@@ -59,6 +60,24 @@ def try_clients(
     check_losses(module, task, x, y)
 
 
+def prepare_rows(task: Task, data: DataSet) -> DataSet:
+    """The data as a task's own `targets` makes them, from one training example at a time by a fresh copy of the task.
+
+    Args:
+        task: the task; its `prepare` is the library's.
+        data: the data before that.
+
+    Raises:
+        ConfigError: all training examples together give other targets.
+    """
+    whole, y = fresh(task).prepare(data), data.train_y
+    rows = [fresh(task).targets(y[i : i + 1], "training") for i in range(len(y))]
+    train_y = np.concatenate(rows) if rows else whole.train_y
+    if not _near(train_y, whole.train_y):
+        raise _mixing(task)
+    return replace(data, train_y=train_y, test_y=whole.test_y)
+
+
 def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
     """Refuse a user's task that prepares an example by means of other training examples, such as their mean.
 
@@ -75,18 +94,22 @@ def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
     """
     made, order = [], np.random.default_rng(0).permutation(len(data.train_y))  # they may be sorted by class
     for half in np.array_split(order, 2) if len(order) > 1 else ():
-        rows, own = np.sort(half), unused_copy(task)
+        rows, own = np.sort(half), fresh(task)
         try:
             alike = _prepares_alike(own, data, prepared, rows)
         except Exception:  # a part may lack a class
             continue
         if not alike:
-            raise ConfigError(
-                f"task {task.name!r} prepares an example by means of other training examples, such as their mean, so "
-                "that one of them changes all others beyond every bound: use constants that are public"
-            )
+            raise _mixing(task)
         made.append(own)
     return made
+
+
+def _mixing(task: Task) -> ConfigError:
+    return ConfigError(
+        f"task {task.name!r} prepares an example by means of other training examples, such as their mean, so that one "
+        "of them changes all others beyond every bound: use constants that are public"
+    )
 
 
 @torch.no_grad()
@@ -117,9 +140,6 @@ def require_same_losses(task: Task, others: Sequence[Task], module: nn.Module, x
 
 def _prepares_alike(task: Task, data: DataSet, prepared: DataSet, rows: np.ndarray) -> bool:
     """Whether a task makes the same examples of these rows alone as of all training examples, up to rounding."""
-    if package_of(type(task).prepare) == "fedlgm":  # inputs, which may be large, stay as they are
-        own = task.targets(data.train_y[rows], "training")
-        return _near(own, prepared.train_y[rows]) and _near(task.targets(data.test_y, "test"), prepared.test_y)
     alone, kept = task.prepare(data.keep(rows)), prepared.keep(rows)
     pairs = [(alone.train_y, kept.train_y), (alone.test_y, kept.test_y)]
     for name in ("train_x", "test_x"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import numbers
 import warnings
@@ -26,6 +25,7 @@ from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.models.arrays import of_arrays
+from fedlgm.models.copies import copied
 from fedlgm.models.requirements import require_stateless
 from fedlgm.privacy.guarantee import Trust
 from fedlgm.privacy.ledger import Ledger
@@ -137,7 +137,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
                 f"{chosen.name} asks clients for a vote by the loss of their data, which no PrivateClientApp can "
                 "evaluate: use mechanism='water-filling' or 'gaussian'"
             )
-        self._module = copy.deepcopy(module)
+        self._module = copied(module)
         _warn_of(module, delta, clients)
         owner = hashlib.sha256(repr((chosen, method.facts, method.layers.names)).encode()).hexdigest()
         opened = Ledger(path_of("ledger", ledger), owner)

@@ -27,7 +27,7 @@ _VARIANTS = {
     "profiles risk_aware voted_filling water_filling",
     "fedlgm.models": "adapters arrays convolutional huggingface residual text weights",
     "fedlgm.tasks": "binary causal_lm next_token ranked regression",
-    "fedlgm.training": "fedprox fedsgd mixed native recorded schedule scheduled vectorized",
+    "fedlgm.training": "apart fedprox fedsgd mixed native recorded schedule scheduled vectorized",
     "clients": "example_level mod users",
     "strategies": "private_fedavg",
     "simulations.config": "example_level user_level",
@@ -43,7 +43,7 @@ REGISTRIES = {
 _DEFAULTS = {
     "fedlgm.data": "dataset division partition pixels tables users",
     "fedlgm.mechanisms": "base layerwise_gaussian options",
-    "fedlgm.models": "built dense requirements",
+    "fedlgm.models": "built copies dense requirements",
     "fedlgm.tasks": "base classification evaluation set_metrics",
     "fedlgm.training": "base choice optimizers sequential",
     "simulations.config": "client_level extends messages named_sections overrides public_seed sections unit",

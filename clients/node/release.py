@@ -31,8 +31,8 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import canonical, digest, sha256
 from fedlgm.plan import ReleasePlan
+from fedlgm.separation import fresh
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
-from fedlgm.unused import unused_copy
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Releaser:
         job = self.workshop.job(request.work)
 
         def own(client: int) -> ClientData:  # called where an error of this node's data is caught
-            task = unused_copy(job.task)  # one of the operator's own could keep targets for others, or for its losses
+            task = fresh(job.task)  # one of the operator's own could keep targets for others, or for its losses
 
             def targets(y: Tensor) -> Tensor:
                 return node_data.targets(self._policy.data, y, copy.copy(task))

@@ -17,7 +17,6 @@ from fedlgm import tasks
 from fedlgm.clipping import Scaling
 from fedlgm.devices import exact_arithmetic, seeded
 from fedlgm.errors import ConfigError, Notice
-from fedlgm.example_level.attributes import Attributes
 from fedlgm.example_level.generic import GenericSite
 from fedlgm.example_level.norms import norm_of
 from fedlgm.example_level.passes import Pass, Place, Site, Total
@@ -32,6 +31,7 @@ from fedlgm.extension import named_arguments
 from fedlgm.inputs import parts
 from fedlgm.layers import LayerTable
 from fedlgm.models.built import Built, refuse_gradient_hooks
+from fedlgm.separation import Restored, restored_around, shared_state
 from fedlgm.tasks.base import ExampleLosses
 from fedlgm.training.stack.tape import Memory
 
@@ -41,6 +41,7 @@ PASS_BYTES = 320 << 20
 """Size of the inputs and outputs of all layers in a micro-batch, as a target; half of it if sums must also be kept."""
 STORED_BYTES = 128 << 20
 """Size of a micro-batch's per-example gradients that may be kept at a time."""
+_KEPT = "conditional on no part of the model or task keeping what it has seen (tested on a few examples)"
 _PRECISE = (torch.float32, torch.float64)
 _BOTH, _EACH = slice(2), (slice(1), slice(1, 2))
 
@@ -158,8 +159,10 @@ class ExampleGradients:
         self._places = {key: Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()}
         _refuse_batch_norm(module)
         refuse_gradient_hooks(module)
-        self._built, self._attributes = Built(module), Attributes(module)
+        self._built, self._restored = Built(module), Restored.of(module, None)
         self._separation: Separation | None = None
+        shared = shared_state(module, self._task)
+        self._kept = "" if shared is None else f"{_KEPT}: {shared}"
         self._row_losses = RowLosses(self._task, module.parameters())
         self._memory = Memory(self._dtype, next(iter(self._parameters.values())).device)
         self._shared: set[str] = set()
@@ -170,12 +173,12 @@ class ExampleGradients:
         self._stack = StackPass.of(module, self._sites, self._task)
 
     def condition(self, x: Any) -> str:
-        """What a guarantee assumes of the module; empty if its rows are apart by construction.
+        """What a guarantee assumes of the module and the task; empty if rows and steps are apart by construction.
 
         Args:
             x: inputs of at least one example [n, ...], as for `sum`; their values make no difference.
         """
-        return self._separate(parts(x)).condition
+        return "; ".join(filter(None, (self._separate(parts(x)).condition, self._kept)))
 
     @property
     def generic(self) -> tuple[str, ...]:
@@ -293,7 +296,7 @@ class ExampleGradients:
         replaced = {site.module: _bound(call, site) for site in self._sites}
         replaced |= {pool: partial(max_pool, pool) for pool in self._pools if pools}
         before = {module: vars(module).get("forward") for module in replaced}
-        with self._attributes.restored():
+        with restored_around(self._restored):
             try:
                 for module, forward in replaced.items():
                     module.forward = forward

@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.attributes import Attributes
 from fedlgm.example_level.on_batch import call_on_batch
+from fedlgm.separation import Restored, restored_around
 
 
 class GenericSite:
@@ -37,7 +37,7 @@ class GenericSite:
         self._own = {key: value for key, value in module.named_parameters() if id(value) in places}
         self.places = [places[id(value)] for value in self._own.values()]
         self._direct = _Direct(module)
-        self._attributes = Attributes(module)
+        self._restored = Restored.of(module, None)
         self._leaves: dict[str, Tensor] = {}
         self._looped = False
         self._axes: list[int] | None = None
@@ -76,7 +76,6 @@ class GenericSite:
         def run(*whole: Tensor) -> tuple[Tensor, ...]:
             rows = []
             for of_example in zip(*(value.unbind() for value in whole), strict=True):
-                self._attributes.restore()
                 own = list(values)
                 for i, value in zip(places, of_example[len(keys) :], strict=True):
                     own[i] = value.clone()
@@ -138,7 +137,6 @@ class GenericSite:
         copies = {key: value.unbind() for key, value in self._leaves.items()}
         rows = []
         for i in range(len(next(iter(copies.values())))):
-            self._attributes.restore()
             own = [v[i : i + 1] if is_batched else v for v, is_batched in zip(values, batched, strict=True)]
             rows.append(run({key: value[i] for key, value in copies.items()}, own))
         return [torch.cat(parts, dim=axis) for parts, axis in zip(zip(*rows, strict=True), axes, strict=True)]
@@ -175,7 +173,8 @@ class GenericSite:
         named_parameters = {f"module.{key}": value for key, value in parameters.items()}
         patched = vars(self.module).pop("forward", None)
         try:
-            return torch.func.functional_call(self._direct, named_parameters, tuple(arguments), named)
+            with restored_around(self._restored):  # a loop calls it for one row after another
+                return torch.func.functional_call(self._direct, named_parameters, tuple(arguments), named)
         finally:
             if patched is not None:
                 self.module.forward = patched  # type: ignore[method-assign]

@@ -26,7 +26,6 @@ from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
 from fedlgm.tasks.base import ExampleLosses, require_separate_losses
 from fedlgm.trial import check_losses, require_alike
-from fedlgm.unused import unused_copy
 
 TRIED = 4
 """Number of examples in a trial."""
@@ -75,12 +74,11 @@ def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: 
     """
 
     def sums() -> list[Tensor]:
-        made = [gradients.sum(x, y, FlatClip(1.0)) for _ in range(2)]
-        unused.sum(inputs.take(x, slice(1)), y[:1], FlatClip(1.0))
-        made.append(unused.sum(x, y, FlatClip(1.0)))
-        return [torch.cat([one.total, one.norms.flatten().to(one.total)]) for one in made]  # clipping hides lengths
+        results = [gradients.sum(x, y, FlatClip(1.0)) for _ in range(2)]
+        return [
+            torch.cat([each.total, each.norms.flatten().to(each.total)]) for each in results
+        ]  # clipping hides lengths
 
-    unused = _gradients(unused_copy(module), layers, unused_copy(task))
     gradients = _gradients(module, layers, task)
     with seeded(0, y.device), _modes(module):
         with prefix_key("model"):

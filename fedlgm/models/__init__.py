@@ -7,7 +7,6 @@ as a loop over clients.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.adapters import adapt
 from fedlgm.models.built import refuse_parameter_hooks
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
+from fedlgm.models.copies import copied, require_faithful_copies, require_own_storage
 from fedlgm.models.dense import logistic, mlp
 from fedlgm.models.huggingface import HuggingFace, original, plain, task_of
 from fedlgm.models.requirements import (
@@ -39,6 +39,7 @@ from fedlgm.models.weights import digest_of_file, load_weights_
 __all__ = [
     "HuggingFace",
     "build",
+    "copied",
     "digest_of_file",
     "draws_at_random",
     "load_weights_",
@@ -47,6 +48,7 @@ __all__ = [
     "original",
     "plain",
     "require_drawing_nothing",
+    "require_faithful_copies",
     "require_repeatable",
     "require_separate",
     "require_trainable",
@@ -150,7 +152,7 @@ def build(
         if values:
             raise ConfigError(f"model {label} is a module already: it takes no options, got {', '.join(values)}")
         refuse_parameter_hooks(found, "the model is copied and copies have no hooks of parameters")
-        made: Any = copy.deepcopy(found)
+        made: Any = copied(found)
     else:
         if bundled:
             _require_inputs(str(model), in_shape, classes)
@@ -163,6 +165,7 @@ def build(
         made = adapt(made, **{"seed": seed} | dict(adapters))
     if not bundled:
         require_trainable(made, label)
+        require_own_storage(made)
     unmade = [name for name, parameter in made.named_parameters() if parameter.is_meta]
     if unmade and torch.get_default_device().type != "meta":
         raise ConfigError(f"model {label}: parameter {unmade[0]!r} is on the device meta and has no values")

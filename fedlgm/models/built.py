@@ -46,6 +46,11 @@ class Built:
         self._seen, self._global = _state(self._modules), _has_any_global_hook()  # object gets an equal id
         self._named = self._now()
 
+    def renew_if_changed(self) -> None:
+        """See `renew`; cheap for a model that has not changed."""
+        if _state(self._modules) != self._seen:
+            self.renew()
+
     def check(self) -> None:
         """Refuse a model that has changed since.
 

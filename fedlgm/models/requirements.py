@@ -18,7 +18,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments, users_code
 from fedlgm.inputs import Inputs, close
 from fedlgm.models.built import refuse_parameter_hooks
-from fedlgm.unused import unused_copy
+from fedlgm.separation import Restored
 
 _ADVICE = (
     "use layers without state, for example GroupNorm in place of BatchNorm (fedlgm.models.to_groupnorm replaces them)"
@@ -95,7 +95,7 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
     Raises:
         ConfigError: the same inputs give different outputs in a second call, or the module writes a buffer or fails.
     """
-    buffers, training, unused = Unchanged(module), module.training, unused_copy(module)
+    buffers, training, restored = Unchanged(module), module.training, Restored.of(module, None)
     outputs, after = [], list[Tensor]()
     try:
         for mode, seed in ((False, 0), (True, 0), (True, 0), (False, 1)):  # in evaluation nothing may be drawn at all
@@ -104,10 +104,12 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
         single = "the model fails in training mode on one example, as the last batch of a client"
         with users_code(single, module), seeded(0):
             inputs.call(module.train(), inputs.take(x, slice(1)))
-        for mode in (False, True):  # a copy that has seen another example first
+        if restored is not None:
+            restored.restore()
+        for mode in (False, True):  # after another example
             for given in (inputs.take(x, slice(1)), x):
                 with users_code("the model fails in training mode", module), seeded(0):
-                    after.append(inputs.call(unused.train(mode), given).clone())
+                    after.append(inputs.call(module.train(mode), given).clone())
     finally:
         module.train(training)
     buffers.check()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import OrderedDict
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ from torch import nn
 
 from fedlgm.errors import ConfigError, check_count
 from fedlgm.extension import named_arguments
+from fedlgm.models.copies import copied
 
 
 def resnet18(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar") -> nn.Module:
@@ -147,7 +147,7 @@ def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     ('GroupNorm', 4)
     """
     norm = _norm(groups)
-    module = copy.deepcopy(module)
+    module = copied(module)
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if isinstance(child, nn.modules.batchnorm._BatchNorm):

@@ -35,8 +35,8 @@ def in_a_run(guarantee: Guarantee, facts: RunFacts, family: Family) -> Guarantee
     for needs in (facts.process.needs(given.unit), facts.noised_by.against(facts)):
         if given.status != "none" and needs not in given.reason:
             given = replace(given, reason=f"{given.reason}; {needs}")
-    if facts.assumes and facts.assumes not in given.reason:
+    if facts.assumes:
         given = given.conditional_on(facts.assumes)
     if family != "gaussian" or facts.relation != "replace-one" or facts.accounted_rate == 1:
         return given
-    return given if _SAMPLED_REPLACE_ONE in given.reason else given.conditional_on(_SAMPLED_REPLACE_ONE)
+    return given.conditional_on(_SAMPLED_REPLACE_ONE)

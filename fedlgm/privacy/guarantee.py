@@ -128,8 +128,13 @@ class Guarantee:
             )
 
     def conditional_on(self, condition: str) -> Guarantee:
-        """The guarantee on one more condition, which a proven one thereby becomes; one of status "none" stays."""
-        if self.status == "none":
+        """The guarantee, conditional on `condition` too; one that fails does not change.
+
+        Example:
+            >>> Guarantee("proven", "bounded, then noised").conditional_on("rows are public").status
+            'conditional'
+        """
+        if self.status == "none" or condition in self.reason:
             return self
         return replace(self, status="conditional", reason=f"{self.reason}; {condition}")
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fedlgm import extension
 from fedlgm.errors import ConfigError
 from fedlgm.extension import misfit, named, parameters_of, shown_name, users_code
 from fedlgm.registration import enter, registers
+from fedlgm.separation import package_of_code
+from fedlgm.training.apart import ClientsApart
 from fedlgm.training.base import Trainer
 from fedlgm.training.fedprox import FedProx, VectorizedFedProx
 from fedlgm.training.fedsgd import FedSGD, VectorizedFedSGD
@@ -37,6 +40,7 @@ class TrainerKind:
         vectorized: the same maker with `width` and `compile`, for many clients at once; None if there is no such
             trainer.
         native: the same maker as `sequential`, for the compiled kernel; None if there is no such trainer.
+        together: how the vectorised trainer could mix clients, if it is a user's; None if it is not.
 
     Example:
         >>> TrainerKind(SequentialTrainer).vectorized is None
@@ -46,6 +50,12 @@ class TrainerKind:
     sequential: MakesTrainer
     vectorized: MakesTrainer | None = None
     native: MakesTrainer | None = None
+    together: str | None = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether `sequential` copies the model for every client, as for a user's trainer."""
+        return isinstance(self.sequential, partial) and self.sequential.func is ClientsApart
 
 
 PLAIN = TrainerKind(SequentialTrainer, VectorizedTrainer, NativeTrainer)
@@ -133,8 +143,14 @@ def get(trainer: str | MakesTrainer | None = None, **options: Any) -> TrainerKin
         unknown = [name for name in options if name not in known]
         if unknown:
             raise ConfigError(f"trainer {trainer!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
-    sequential = _checked(trainer, kind.sequential, options)
-    return TrainerKind(sequential, kind.vectorized and _checked(trainer, kind.vectorized, options))
+    sequential, vectorized = _checked(trainer, kind.sequential, options), None
+    if package_of_code(kind.sequential) != "fedlgm":
+        sequential = partial(ClientsApart, sequential)
+    if kind.vectorized is not None:
+        vectorized = _checked(trainer, kind.vectorized, options)
+    own = vectorized is not None and package_of_code(kind.vectorized) != "fedlgm"
+    together = f"trainer {shown_name(trainer)} trains several clients in one call" if own else None
+    return TrainerKind(sequential, vectorized, together=together)
 
 
 def _find(trainer: str | MakesTrainer) -> TrainerKind:

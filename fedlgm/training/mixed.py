@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
-from fedlgm.tasks import Classification
 from fedlgm.training.sequential import Autograd, SequentialTrainer
 
 
@@ -35,8 +34,7 @@ class MixedPrecisionTrainer(SequentialTrainer):
 
     def __init__(self, module: torch.nn.Module, layers: LayerTable, *arguments: Any, **options: Any) -> None:
         super().__init__(module, layers, *arguments, **options)
-        task = options.get("task") or Classification()
-        self._autograd = _Mixed(self._module, layers.unflatten(self._gradient), task)
+        self._autograd = _Mixed(self._module, layers.unflatten(self._gradient), self._task)
         self._stack, self._unsettled = None, False  # no kernel of the library computes in bfloat16
 
 

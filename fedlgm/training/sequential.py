@@ -16,6 +16,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.layout import pools_maxima, prefer_channels_last_
 from fedlgm.models.built import Built
 from fedlgm.models.requirements import Unchanged, require_stateless
+from fedlgm.separation import Restored, fresh, keeps_nothing
 from fedlgm.tasks import Classification, Task
 from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.optimizers import FlatOptimizer
@@ -24,7 +25,7 @@ from fedlgm.training.stack import Stack
 
 @named_arguments
 class SequentialTrainer:
-    """Trains clients one by one in one resident model.
+    """Trains clients one by one in one resident model. A user's model and task are restored before each client.
 
     Parameters and gradients are in two flat vectors that the model shares, so setting the model, stepping and taking
     the difference are single operations for any number of tensors.
@@ -51,9 +52,15 @@ class SequentialTrainer:
         self._weights = layers.bind_(self._module)
         self._gradient = torch.zeros_like(self._weights)
         self._update = torch.zeros_like(self._gradient)
-        task, gradients, cpu = task or Classification(), layers.unflatten(self._gradient), self._device.type == "cpu"
+        task, gradients, cpu = (
+            fresh(task or Classification()),
+            layers.unflatten(self._gradient),
+            self._device.type == "cpu",
+        )
         self._built, self._state = Built(self._module), Unchanged(self._module)
-        self._stack = Stack.of(self._module, gradients, task) if cpu else None
+        recorded = cpu and (keeps_nothing(task) or type(task).gradient_operations is Task.gradient_operations)
+        self._stack = Stack.of(self._module, gradients, task) if recorded else None
+        self._task, self._restored = task, Restored.of(self._module, task)
         self._autograd, self._unsettled = Autograd(self._module, gradients, task), cpu
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
@@ -67,6 +74,7 @@ class SequentialTrainer:
 
     def _train(self, model: Tensor, task: ClientTask) -> None:
         settings = self._settings
+        restore(self._restored, self._built)
         self._weights.copy_(model)
         x, y = inputs.to(task.x, self._device), task.y.to(self._device)
         trained = None if task.trained is None else task.trained.to(self._device)
@@ -75,8 +83,8 @@ class SequentialTrainer:
             self._module.train()
         optimizer = self._optimizer(len(orders) * -(-len(y) // settings.batch_size))
         differentiate = (stack or self._autograd).differentiate
-        # Layers of a stack draw nothing; other models may, and would otherwise differ from one engine to another.
-        with nullcontext() if stack else seeded(task.seed(), self._device):
+        # Layers of a stack draw nothing; users' parts may, and would otherwise differ from one engine to another.
+        with nullcontext() if stack and self._restored is None else seeded(task.seed(), self._device):
             for rows in (rows for order in orders for rows in order.split(settings.batch_size)):
                 differentiate(x, y, rows)
                 self.adjust_(self._gradient, self._weights, model)
@@ -118,6 +126,18 @@ class SequentialTrainer:
             weights: the client's weights.
             model: the global model.
         """
+
+
+def restore(restored: Restored | None, built: Built) -> None:
+    """Restore a user's model and task before the next client.
+
+    Raises:
+        ConfigError: the model was changed after its trainer was made.
+    """
+    if restored is not None:
+        built.check()
+        restored.restore()
+        built.renew_if_changed()
 
 
 class Autograd:

@@ -22,11 +22,13 @@ from fedlgm.inputs import Inputs, parts
 from fedlgm.layers import LayerTable
 from fedlgm.models.built import Built, refuse_gradient_hooks
 from fedlgm.models.requirements import Unchanged, require_stateless
+from fedlgm.separation import Restored, fresh
 from fedlgm.tasks import Classification, Task
 from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.recorded import Recorded
 from fedlgm.training.schedule import Schedule
+from fedlgm.training.sequential import restore
 
 Gradients = Callable[[dict[str, Tensor], Inputs, Tensor, Tensor], dict[str, Tensor]]
 
@@ -37,6 +39,8 @@ class VectorizedTrainer:
 
     The result agrees with `SequentialTrainer` up to rounding, with the same batches in the same order and the same
     optimizer. On a CUDA device the kernels of a step are recorded once and replayed (`fedlgm.training.recorded`).
+    A user's model and task are restored before each batch of clients. Within a batch `vmap` keeps the clients apart,
+    and the number and the shapes of a client's steps do not depend on the others.
 
     Args:
         module: the model, float32; only its structure is used.
@@ -66,7 +70,8 @@ class VectorizedTrainer:
         self._layers, self._settings, self._width = layers, settings, width
         self._device = torch.device(device)
         module = module.to(self._device).train()
-        losses_of = (task or Classification()).losses
+        task = fresh(task or Classification())
+        losses_of, self._restored = task.losses, Restored.of(module, task)
         self._state, self._built, self._proven = Unchanged(module), Built(module), False
 
         # Of the parameters, not of the flat vector: the gradient of each slice of it would be as long as all of it.
@@ -120,6 +125,7 @@ class VectorizedTrainer:
 
     def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
         """Updates [clients, D] of one batch."""
+        restore(self._restored, self._built)
         schedule = Schedule(batch, orders, self._width, self._settings.batch_size, self._device)
         weights = model.expand(self._width, -1).clone()
         parameters = self._layers.unflatten(weights)

@@ -26,6 +26,7 @@ from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
+from fedlgm.separation import fresh
 from fedlgm.tasks import Task
 from fedlgm.tasks.own_figures import own_figures
 from fedlgm.training import Trainer, kinds
@@ -33,7 +34,6 @@ from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.rates import factors
 from fedlgm.transcript import Transcript
 from fedlgm.trial import Examples
-from fedlgm.unused import unused_copy
 from simulations.config import trials
 from simulations.config.facts import facts_of
 from simulations.config.messages import in_section
@@ -175,12 +175,28 @@ class Assembly:
     @cached_property
     def method(self) -> Method:
         """Mechanism, layers and facts, with the noise calibrated so that the run stays within the recipe's budget."""
-        facts = facts_of(self.recipe, self._examples).assuming(self.recipe.protects.assumes(self))
+        facts = facts_of(self.recipe, self._examples).assuming(*self.conditions)
         make = partial(Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated)
         if self.spent is None:
             return make(facts)
         division = division_name(self.partition) if self.spent.clients else ""
         return method_beside(self.spent, facts, make, self.start(), division)
+
+    @property
+    def own_model(self) -> bool:
+        """Whether the model is a user's."""
+        return self.own.model is not None or is_reference(self.recipe.model.name)
+
+    @property
+    def own_parts(self) -> bool:
+        """Whether clients may run code of a user."""
+        own_task = self.own.task is not None or is_reference(self.recipe.task.name)
+        return self.own_model or own_task or self.own.trainer is not None or self.recipe.trainer is not None
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What the guarantee assumes of users' parts (`RunFacts.assumes`)."""
+        return self.recipe.protects.conditions(self) if self.own_parts else ()
 
     @property
     def spent(self) -> Spent | None:
@@ -256,32 +272,26 @@ class Assembly:
             FedlgmError: the message gives the problem and the remedy.
         """
         module, dataset = self.module(), self.dataset
-        unused = unused_copy(self.task)  # prepared for the data, but without an example seen
+        task, unused = fresh(self.task), fresh(self.task)  # the run's own sees no examples
         try:
             with prefix_key("task"):
-                self.task.check(module, dataset)
+                task.check(module, dataset)
         except ConfigError as error:
             if self.own.model is None or self.own.data is not None:
                 raise
             used = f"the data {self.recipe.data.name!r} of the recipe were used: pass your own as data="
             raise ConfigError(f"{error}; {used}") from error
         training = module.training
-        if self.own.metrics or self.task.set_metrics():
+        if self.own.metrics or task.set_metrics():
             x, y = self.public_examples()
-            tasks.evaluate(self.task, module, x, y, metrics=self.own.metrics, finite=True)
+            tasks.evaluate(task, module, x, y, metrics=self.own.metrics, finite=True)
         if self.own.evaluate is not None:
             own_figures(self.own.evaluate, 0, self.module())
         module.train(training)
         if self.recipe.training.kernel == "native":
             self.trainer(vectorized=False, compiled=False)
-        own_model = self.own.model is not None or is_reference(self.recipe.model.name)
-        if (
-            own_model
-            or self.recipe.trainer is not None
-            or self.own.task is not None
-            or is_reference(self.recipe.task.name)
-        ):
-            trials.try_training(self, unused, own_model)
+        if self.own_parts:
+            trials.try_training(self, unused)
         step = self.server_optimizer()
         step = step.inner if isinstance(step, Scheduled) else step
         if isinstance(step, OwnStep):

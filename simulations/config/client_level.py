@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,10 +18,10 @@ from fedlgm.facts import LocalSteps, Sampling
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.privacy.guarantee import Relation
+from fedlgm.separation import shared_state
 from fedlgm.tasks import Task
 from fedlgm.training import ClientTask
 from fedlgm.trial import Examples, try_clients
-from fedlgm.unused import unused_copy
 from simulations.config.unit import UnitKind
 
 if TYPE_CHECKING:
@@ -31,6 +29,10 @@ if TYPE_CHECKING:
     from simulations.config.recipe import Recipe
 
 _ONLY = {"bands": "'banded' or 'square-root'", "buffers": "'blt'"}
+_ALONE = (
+    "conditional on a client's training not depending on clients that the same process has trained before (tested on "
+    "public examples)"
+)
 _KEYS = {
     "relation": "privacy.relation",
     "trust": "privacy.trust",
@@ -123,22 +125,29 @@ class ClientLevel(UnitKind):
 
         return VotingWork(trainer, section.local, source, recipe.federation.stragglers, votes=votes)
 
+    def conditions(self, assembly: Assembly) -> tuple[str, ...]:
+        """See `UnitKind.conditions`; no state of a user's part passes from one client to the next by construction."""
+        training, task, kind = assembly.recipe.training, assembly.task, assembly.trainer_kind
+        why: str | None = None
+        if training.kernel == "native":  # its clients run no code of a user
+            pass
+        elif training.vectorize != "on":
+            why = shared_state(assembly.module(), task, kind.sequential)
+        elif kind.vectorized is not None:
+            why = kind.together or shared_state(assembly.module(), task, kind.vectorized)
+        return (*super().conditions(assembly), *([] if why is None else [f"{_ALONE}: {why}"]))
+
     def try_training(self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
         """See `UnitKind.try_training`."""
-        module, kind = assembly.module(), assembly.trainer_kind
+        module = assembly.module()
 
         def updates(clients: Sequence[Examples]) -> list[Tensor]:
-            fresh = copy.copy(assembly)
-            vars(fresh)["task"] = unused_copy(task)
-            vars(fresh)["trainer_kind"] = replace(
-                kind, **{name: unused_copy(made) for name, made in vars(kind).items()}
-            )
-            trainer = fresh.trainer(assembly.recipe.training.vectorize == "on", compiled=False)
+            trainer = assembly.trainer(assembly.recipe.training.vectorize == "on", compiled=False)
             alike = [ClientTask(x, y, torch.Generator(), 1) for x, y in clients]
             made = trainer.updates(assembly.layers.flatten(module), alike)
             return list(torch.cat([unbounded(update).clone() for update in made]))
 
-        try_clients(module, updates, assembly.task, x, y, owner)
+        try_clients(module, updates, task, x, y, owner)
 
     def try_kernel(self, assembly: Assembly, x: Inputs, y: Tensor) -> None:
         """See `UnitKind.try_kernel`."""

@@ -16,7 +16,6 @@ from fedlgm.data import Partition
 from fedlgm.errors import ConfigError, PrivacyError, prefix_key
 from fedlgm.example_level.native import NativeExampleGradients
 from fedlgm.example_level.scaling import FlatClip
-from fedlgm.example_level.separation import has_known_layers
 from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.example_level.trial import try_examples
 from fedlgm.extension import is_reference
@@ -24,9 +23,9 @@ from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.inputs import Inputs
 from fedlgm.mechanisms import Mechanism
 from fedlgm.privacy.guarantee import Relation, Unit
+from fedlgm.separation import fresh
 from fedlgm.tasks import Task
 from fedlgm.training.native import Program
-from fedlgm.unused import unused_copy
 from simulations.config.unit import UnitKind
 from strategies.server_optimizer import ResumableStep, ServerOptimizer, server_step
 
@@ -178,13 +177,10 @@ class ExampleLevel(UnitKind):
                 stacklevel=2,
             )
 
-    def assumes(self, assembly: Assembly) -> str:
-        """See `UnitKind.assumes`: whether rows are apart by construction, for inputs like the public examples."""
-        module = assembly.module()
-        if has_known_layers(module):
-            return ""
+    def conditions(self, assembly: Assembly) -> tuple[str, ...]:
+        """See `UnitKind.conditions`: rows and steps, for inputs like the public examples."""
         x, _ = assembly.public_examples(slice(1))
-        return self._trainer(assembly, module).condition(x)
+        return (*super().conditions(assembly), self._trainer(assembly, assembly.module()).condition(x))
 
     def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
         """See `UnitKind.work`."""
@@ -204,7 +200,7 @@ class ExampleLevel(UnitKind):
 
     def try_training(self, assembly: Assembly, task: Task, x: Inputs, y: Tensor, owner: type) -> None:
         """See `UnitKind.try_training`."""
-        try_examples(assembly.module(), assembly.layers, unused_copy(task), x, y, owner)
+        try_examples(assembly.module(), assembly.layers, fresh(task), x, y, owner)
 
     def try_kernel(self, assembly: Assembly, x: Inputs, y: Tensor) -> None:
         """See `UnitKind.try_kernel`."""

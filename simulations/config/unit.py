@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from clients import ClientSource, LocalWork
 from fedlgm.data import Partition
+from fedlgm.extension import package_of
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.inputs import Inputs
 from fedlgm.mechanisms import Mechanism
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from simulations.config.assembly import Assembly
     from simulations.config.recipe import Recipe
 
+_PREPARES = "conditional on the task preparing every example from that example alone (tested on halves of the data)"
 _SAME_EXAMPLES = {"pixels", "image_size", "channels", "inputs"}
 """Keys of [data] that change how an example is read, and not which examples there are or who holds them."""
 
@@ -99,12 +101,12 @@ class UnitKind:
         federation = recipe.federation
         return server_step(own or federation.server_optimizer, federation.server_lr, federation.server_momentum)
 
+    def conditions(self, assembly: Assembly) -> tuple[str, ...]:
+        """What a run's guarantee assumes of users' parts (`RunFacts.assumes`)."""
+        return () if package_of(type(assembly.task).prepare) == "fedlgm" else (_PREPARES,)
+
     def check_data(self, assembly: Assembly, module: nn.Module) -> None:
         """Refuse a model and data that do not fit together, before anything runs."""
-
-    def assumes(self, assembly: Assembly) -> str:
-        """What the guarantee assumes of a user's model and code (`RunFacts.assumes`)."""
-        return ""
 
     def work(self, assembly: Assembly, source: ClientSource) -> LocalWork:
         """The clients' training and data, whose contributions protect this unit."""

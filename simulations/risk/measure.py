@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -221,7 +220,7 @@ def measure(
     shape = tuple(x.shape[1:])
     with in_section("model", model.name):
         shadow = models.build(model.name, in_shape=shape, classes=public.classes, seed=seed or 0, **model.options)
-    fresh, few = copy.deepcopy(shadow), slice(_BIASED)
+    fresh, few = models.copied(shadow), slice(_BIASED)
     risks = layer_risk(
         shadow, x, public.y, keys=KeyRing.from_seed(seed), training=settings, task=task, progress=progress
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedlgm import inputs
 from fedlgm.privacy.ledger import Ledger
+from fedlgm.separation import fresh
 from fedlgm.tasks import evaluate
 from fedlgm.tasks.own_figures import own_figures
 from fedlgm.transcript import Transcript
@@ -101,7 +102,7 @@ class Recorder:
     def _measure(self, transcript: Transcript) -> Figures:
         data, privacy = self._assembly.dataset, self._assembly.recipe.privacy
         self._assembly.layers.load_(self._module, transcript.models[-1])
-        task, x, y = self._assembly.task, inputs.tensors(data.test_x), torch.from_numpy(data.test_y)
+        task, x, y = fresh(self._assembly.task), inputs.tensors(data.test_x), torch.from_numpy(data.test_y)
         own = self._assembly.own
         metrics = evaluate(task, self._module, x, y, metrics=own.metrics)
         if own.evaluate is not None:

@@ -404,3 +404,26 @@ def test_a_model_that_does_not_run_under_vmap_is_named_with_the_reason():
     with pytest.warns(Notice, match="data-dependent control flow"):
         gradients.sum(x, y, FlatClip(BOUND))
     assert isinstance(gradients._separation, TriedRows)
+
+
+SEEN = []
+
+
+class InAGlobal(Net):
+    def before(self, x):
+        SEEN.append(x.detach().mean())
+        return x
+
+
+class LossInAGlobal(Losses):
+    def of(self, losses):
+        SEEN.append(losses.detach().mean())
+        return losses
+
+
+@pytest.mark.parametrize(("model", "task"), [(InAGlobal, tasks.get), (Net, LossInAGlobal)])
+def test_state_outside_of_a_model_and_its_task_is_a_condition(model, task):
+    condition = engine(model(), task()).condition(torch.randn(3, FEATURES))
+    assert condition.startswith("conditional on no part of the model or task keeping what it has seen")
+    assert "share 'SEEN' of" in condition
+    SEEN.clear()

@@ -1,0 +1,96 @@
+"""A user's trainer, made anew for every client from fresh copies of all that a user may have defined."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.contributions import Updates
+from fedlgm.devices import seeded
+from fedlgm.errors import ConfigError
+from fedlgm.layers import LayerTable
+from fedlgm.models.copies import copied
+from fedlgm.separation import Watched
+from fedlgm.tasks import Task
+from fedlgm.training.base import ClientTask, LocalTraining, Trainer
+
+
+class ClientsApart:
+    """Trains each client with a trainer of its own, so that no trainer, model or task sees two clients.
+
+    If the task or the maker cannot be copied, one trainer trains all clients, and `shared_state` says so.
+
+    Args:
+        make: maker of the trainer: (module, layers, settings, *, device, task) -> `Trainer`.
+        module: the model.
+        layers: its layer table.
+        settings: local training.
+        device: device of the training; updates stay there.
+        task: task with the loss.
+
+    Raises:
+        ConfigError: the model cannot be copied.
+
+    Example:
+        >>> class Counts:
+        ...     def __init__(self, module, layers, settings, *, device, task):
+        ...         self.clients, self.size = 0, layers.size
+        ...     def updates(self, model, tasks):
+        ...         for _ in tasks:
+        ...             self.clients += 1
+        ...             yield torch.full((1, self.size), float(self.clients))
+        >>> module = nn.Linear(1, 1)
+        >>> layers = LayerTable.from_module(module)
+        >>> trainer = ClientsApart(Counts, module, layers, LocalTraining())
+        >>> task = ClientTask(torch.zeros(1, 1), torch.zeros(1), torch.Generator(), 1)
+        >>> [update.tolist() for update in trainer.updates(layers.flatten(module), [task, task])]
+        [[[1.0, 1.0]], [[1.0, 1.0]]]
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Trainer],
+        module: nn.Module,
+        layers: LayerTable,
+        settings: LocalTraining,
+        *,
+        device: torch.device | str = "cpu",
+        task: Task | None = None,
+    ) -> None:
+        self._device = torch.device(device)
+        self._parts: tuple[Any, ...] = make, module, layers, settings, task
+        self._shared: Trainer | None = None
+        self._watched: Watched | None = None
+        copied(module)
+        try:
+            self._parts = copy.deepcopy(self._parts)  # what the caller holds may be used elsewhere
+        except Exception:  # a user's object may raise anything
+            self._shared = self._trainer(self._parts)
+            return
+        self._watched = Watched(model=module, task=task, trainer=make)
+        self._trainer(copy.deepcopy(self._parts))  # a trainer that refuses the model does so before any client
+
+    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Updates]:
+        """See `Trainer.updates`."""
+        for task in tasks:
+            trainer = self._shared or self._trainer(copy.deepcopy(self._parts))
+            own = replace(task, trained=None if task.trained is None else task.trained.clone())
+            with seeded(task.order.initial_seed(), self._device):  # or its draws would follow from earlier clients'
+                updates = list(trainer.updates(model.clone(), [own]))
+            if self._watched is not None:
+                self._watched.check()
+            if len(updates) != 1 or len(updates[0]) != 1:
+                raise ConfigError(
+                    f"the trainer yields {sum(map(len, updates))} updates for one client: yield one [1, D] per task"
+                )
+            yield updates[0]
+
+    def _trainer(self, parts: tuple[Any, ...]) -> Trainer:
+        make, *given, task = parts
+        trainer: Trainer = make(*given, device=self._device, task=task)
+        return trainer
