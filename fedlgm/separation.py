@@ -20,6 +20,7 @@ from abc import ABCMeta
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -291,7 +292,7 @@ def shared_state(model: nn.Module | None = None, task: Any = None, trainer: Any 
 
 def fresh(part: T) -> T:
     """A copy of a part that keeps state, so that the part itself stays as it is; what cannot be copied is shared."""
-    if keeps_nothing(part):
+    if _ONE_CLIENT.get() or keeps_nothing(part):
         return part
     try:
         return copy.deepcopy(part)
@@ -389,6 +390,19 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
     return None
 
 
+_ONE_CLIENT = ContextVar("_ONE_CLIENT", default=False)
+
+
+@contextmanager
+def one_client() -> Iterator[None]:
+    """Trainers that are made in the block get copies of their own and train one client: they restore nothing."""
+    token = _ONE_CLIENT.set(True)
+    try:
+        yield
+    finally:
+        _ONE_CLIENT.reset(token)
+
+
 class Watched:
     """The users' functions and classes that parts reach, which no client may change: all copies share them.
 
@@ -477,7 +491,7 @@ class Restored:
     @classmethod
     def of(cls, module: nn.Module, task: Any) -> Restored | None:
         """None if nothing needs to be restored, or if the parts cannot be copied (`shared_state` then says so)."""
-        if keeps_nothing(module) and keeps_nothing(task):
+        if _ONE_CLIENT.get() or (keeps_nothing(module) and keeps_nothing(task)):
             return None
         try:
             return cls(module, task)

@@ -1,6 +1,7 @@
 """Trials of a user's model, task and trainer on a few examples, before a run writes anything.
 
-An update must be a function of the client's own examples, and a prepared example one of that example alone.
+An update must be a function of the client's own examples, and a prepared example one of that example alone. A trial
+finds mistakes early and proves nothing: `fedlgm.separation` keeps clients apart by construction.
 `fedlgm.example_level.trial` has the stricter trial of runs that bound examples.
 """
 

@@ -45,7 +45,7 @@ _DEFAULTS = {
     "fedlgm.mechanisms": "base layerwise_gaussian options",
     "fedlgm.models": "built copies dense requirements",
     "fedlgm.tasks": "base classification evaluation set_metrics",
-    "fedlgm.training": "base choice optimizers sequential",
+    "fedlgm.training": "apart base choice optimizers sequential",
     "simulations.config": "client_level extends messages named_sections overrides public_seed sections unit",
     "strategies": "cohort layerwise nodes releaser replies server_optimizer",
 }

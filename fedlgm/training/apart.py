@@ -15,7 +15,7 @@ from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 from fedlgm.models.copies import copied
-from fedlgm.separation import Watched
+from fedlgm.separation import Watched, one_client
 from fedlgm.tasks import Task
 from fedlgm.training.base import ClientTask, LocalTraining, Trainer
 
@@ -73,12 +73,12 @@ class ClientsApart:
             self._shared = self._trainer(self._parts)
             return
         self._watched = Watched(model=module, task=task, trainer=make)
-        self._trainer(copy.deepcopy(self._parts))  # a trainer that refuses the model does so before any client
+        self._own_trainer()  # a trainer that refuses the model does so before any client
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Updates]:
         """See `Trainer.updates`."""
         for task in tasks:
-            trainer = self._shared or self._trainer(copy.deepcopy(self._parts))
+            trainer = self._shared or self._own_trainer()
             own = replace(task, trained=None if task.trained is None else task.trained.clone())
             with seeded(task.order.initial_seed(), self._device):  # or its draws would follow from earlier clients'
                 updates = list(trainer.updates(model.clone(), [own]))
@@ -89,6 +89,10 @@ class ClientsApart:
                     f"the trainer yields {sum(map(len, updates))} updates for one client: yield one [1, D] per task"
                 )
             yield updates[0]
+
+    def _own_trainer(self) -> Trainer:
+        with one_client():
+            return self._trainer(copy.deepcopy(self._parts))
 
     def _trainer(self, parts: tuple[Any, ...]) -> Trainer:
         make, *given, task = parts

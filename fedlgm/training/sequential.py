@@ -107,9 +107,12 @@ class SequentialTrainer:
             return self._stack
         if self._unsettled:
             self._unsettled = False
-            if pools_maxima(self._module, x):
+            pooled = pools_maxima(self._module, x)
+            restore(self._restored, self._built)  # a user's model has seen zeros
+            if pooled:
                 prefer_channels_last_(self._module)
                 self._built.renew()
+                self._restored = Restored.of(self._module, self._task)
         return None
 
     def _optimizer(self, steps: int) -> FlatOptimizer:

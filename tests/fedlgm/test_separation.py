@@ -59,6 +59,21 @@ class Counter(Net):
         return super().forward(x) * (1.0 if self.calls < 30 else 10.0)
 
 
+class Pooling(nn.Module):
+    """Convolutions, to which the trainer adds hooks of its own, and state."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(1, 4, (3, 1), padding=(1, 0)), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        hidden = nn.functional.max_pool2d(self.convolution(x[:, None, :, None]), (2, 1))
+        return self.head(hidden.flatten(1)) / self.calls
+
+
 class Marking(Net):
     """Keeps state in a layer, in a list of its own and in a parameter's attribute."""
 
@@ -160,6 +175,7 @@ def trained(make: Any, numbers: Sequence[int], module: nn.Module, task: Task) ->
 ATTRIBUTES: dict[str, tuple[Any, Any, Any]] = {
     "std": (Std, None, SequentialTrainer),
     "counter": (Counter, None, SequentialTrainer),
+    "pooling": (Pooling, None, SequentialTrainer),
     "layer and list": (Marking, None, SequentialTrainer),
     "task": (Net, Weighing, SequentialTrainer),
     "task of a stack": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)), Weighing, SequentialTrainer),
