@@ -1,8 +1,9 @@
 """The compiled kernel, built from `kernel.cpp` with the system's C++ compiler at first use and kept on disk.
 
-It is stored with other kept results (`fedlgm.remembered.folder`), under a name of its source and flags. Before use it
-must reproduce a known answer bit for bit, so a compiler that reorders arithmetic is refused. A compiler that fails is
-also recorded there and not tried at every start; another compiler is, and `fedlgm doctor` tries again.
+It is stored with other kept results (`fedlgm.remembered.folder`), under a name of its source and flags, with its length
+and SHA-256 beside it: a damaged file would end the process when it is loaded, so it is compiled again instead. Before
+use the kernel must reproduce a known answer bit for bit, so a compiler that reorders arithmetic is refused. A compiler
+that fails is also recorded there and not tried at every start; another compiler is, and `fedlgm doctor` tries again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from fedlgm import remembered
 from fedlgm.errors import ConfigError, Notice
+from fedlgm.files import write_durably
 
 InstructionSet = Literal["avx512", "avx2", "portable"]
 
@@ -40,6 +42,7 @@ _FLAGS: dict[InstructionSet, tuple[str, ...]] = {
 _LONGEST = 300  # seconds of a compilation
 _FAILED = ".failed"  # ends the name of the record of a compiler that failed
 _PART = ".part"  # ends the name of a kernel that is being compiled
+_SEAL = ".sha256"  # ends the name of the file with a kernel's length and SHA-256
 _TAKEN = {
     "workspace": "ann",
     "train": "anaaannnnaaaa",
@@ -100,9 +103,9 @@ def build(instructions: InstructionSet) -> ctypes.CDLL:
     kept = _kept()
     if kept is not None:
         place = kept / f"{instructions}-{source[:24]}.so"
-        if not place.exists():
+        if not _is_whole(place):
             with _alone(kept):
-                if not place.exists():
+                if not _is_whole(place):
                     return _remembered(instructions, place)
         return _confirmed(place)
     with tempfile.TemporaryDirectory(prefix="fedlgm-kernel-") as folder:
@@ -170,7 +173,7 @@ def _identity(command: list[str]) -> str:
 
 
 def _compile(instructions: InstructionSet, place: Path) -> None:
-    """Compile beside `place` and rename: readers see a whole file or none."""
+    """Compile beside `place`, and write kernel and seal durably: readers see a whole kernel or none."""
     command = _compiler()
     if not command[0]:
         raise ConfigError(
@@ -188,12 +191,26 @@ def _compile(instructions: InstructionSet, place: Path) -> None:
                 f"the native training kernel was not compiled: {command[0]} ended with status {done.returncode}\n"
                 f"{done.stderr.strip()[:500]}"
             )
-        os.replace(made, place)
+        kernel = Path(made).read_bytes()
+        write_durably(place.with_suffix(_SEAL), _seal(kernel).encode())
+        write_durably(place, kernel)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"the native training kernel was not compiled by {command[0]}: {error}") from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(made)
+
+
+def _is_whole(place: Path) -> bool:
+    """Whether a kernel is the file that was compiled, byte for byte."""
+    try:
+        return place.with_suffix(_SEAL).read_text(encoding="utf-8") == _seal(place.read_bytes())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _seal(kernel: bytes) -> str:
+    return f"{len(kernel)} {hashlib.sha256(kernel).hexdigest()}\n"
 
 
 def _confirmed(place: Path) -> ctypes.CDLL:

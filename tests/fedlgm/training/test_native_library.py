@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_a_compiler_that_fails_is_tried_once(tmp_path: Path, monkeypatch: pytest
     write(f'cp {kernel} "$made"')  # another compiler
     assert library.build("portable") is not None
     assert tried() == 3
-    assert [file.suffix for file in (tmp_path / "cache" / "kernels").iterdir()] == [".so"]
+    assert sorted(file.suffix for file in (tmp_path / "cache" / "kernels").iterdir()) == [".sha256", ".so"]
     library.library.cache_clear()
 
 
@@ -82,14 +83,15 @@ def test_processes_that_start_together_compile_once_and_remove_what_a_killed_one
         together()
     assert len(found) == 3
     assert (tmp_path / "compiler.log").read_text() == "\n"
-    assert [file.suffix for file in folder.iterdir()] == [".so"]
+    assert sorted(file.suffix for file in folder.iterdir()) == [".sha256", ".so"]
 
 
 def test_a_kernel_with_other_bits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = library.build(instruction_set() or "portable")._name
     (tmp_path / "kernels").mkdir(mode=0o700)
     kept = tmp_path / "kernels" / Path(name).name
-    kept.write_bytes(Path(name).read_bytes())
+    for file in (kept, kept.with_suffix(".sha256")):
+        file.write_bytes(Path(name).with_suffix(file.suffix).read_bytes())
     monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path))
     monkeypatch.setattr(library, "_ANSWER", "0" * 32)
     with pytest.raises(ConfigError, match="computes wrong bits"):
@@ -126,12 +128,35 @@ def test_a_kernel_is_tried_on_every_loss_and_norm(
         library.build("portable")
 
 
-def test_a_damaged_kernel_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = library.build(instruction_set() or "portable")._name
-    (tmp_path / "kernels").mkdir(mode=0o700)
-    damaged = tmp_path / "kernels" / Path(name).name
-    damaged.write_bytes(Path(name).read_bytes()[:500])
-    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+def _flipped(kernel: bytes) -> bytes:
+    at = len(kernel) // 2
+    return kernel[:at] + bytes([kernel[at] ^ 1]) + kernel[at + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda kernel: kernel[: len(kernel) // 2],
+    "one bit": _flipped,
+    "empty": lambda kernel: b"",
+    "longer": lambda kernel: kernel + b"0",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_kernel_is_compiled_again_before_it_is_loaded(
+    damage: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading a truncated library would end the process with SIGBUS."""
+    name = Path(library.build(instruction_set() or "portable")._name)
+    folder = tmp_path / "cache" / "kernels"
+    folder.mkdir(mode=0o700, parents=True)
+    damaged = folder / name.name
+    damaged.write_bytes(damage(name.read_bytes()))
+    damaged.with_suffix(".sha256").write_bytes(name.with_suffix(".sha256").read_bytes())
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\nfor made; do :; done\ncp {name} "$made"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.warns(Notice, match="compiling the training kernel"):
         library.build(instruction_set() or "portable")
-    assert not damaged.exists()  # the next start compiles it again
+    assert damaged.read_bytes() == name.read_bytes()
