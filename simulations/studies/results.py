@@ -182,7 +182,7 @@ class Study:
         path: Path | str | None = None,
         *,
         x: str | None = None,
-        hue: str = "method",
+        hue: str | Sequence[str] | None = None,
         y: str | None = None,
         spread: str = "interval",
         labels: Mapping[str, str] | None = None,
@@ -192,7 +192,9 @@ class Study:
         Args:
             path: PNG, SVG or PDF to write.
             x: a key of the grid, or "round"; default: the first key with several values, or else "round".
-            hue: key with one line for each of its values.
+            hue: key, or keys, with one line for each combination of their values; figures are then averaged over all
+                other keys, which the legend names. Default: all keys with several values, so that no line joins
+                different settings.
             y: metric; default: the task's headline.
             spread: "interval" (95 %, Student) or "std".
             labels: texts to show instead of methods, keys and metrics.
@@ -228,7 +230,11 @@ class Study:
             if label not in (known := frames.values_of(self._frame, by)):
                 raise ConfigError(f"no {by} {label!r} in this study; it has {', '.join(map(str, known))}")
         frames.check_metric(self._frame, frames.metrics_of(self._frame, self.keys), name)
-        others = self.compared_keys if by == "method" else ["method", *(key for key in self.compared_keys if key != by)]
+        others = (
+            self.compared_keys
+            if by in ("method", "mechanism")
+            else ["method", *(key for key in self.compared_keys if key != by)]
+        )
         return _differences(self._frame, self.records.beside, (by, a, b), name, others, at or {})
 
     def _key_of(self, a: Any, b: Any) -> str:
