@@ -274,6 +274,10 @@ class RunError(FedlgmError):
     """A run folder that cannot be created, resumed or read, or a run that failed."""
 
 
+class OtherObjectsError(RunError):
+    """A run that was made with other Python objects than those now given."""
+
+
 class DiskError(RunError):
     """A run's files cannot be written or read, for example because the disk is full."""
 

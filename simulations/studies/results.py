@@ -14,7 +14,7 @@ from fedlgm.extension import named_arguments
 from fedlgm.files import path_of, write_whole
 from fedlgm.privacy.guarantee import caveat_of
 from simulations.studies import frames, joint
-from simulations.studies.records import KeptRecords, Records
+from simulations.studies.records import FILE, KeptRecords, Records
 from simulations.studies.rows import JointCost
 from simulations.studies.statistics import LEVEL, Difference, difference, holm, over_cells
 
@@ -68,8 +68,8 @@ class StudyDifference(Difference):
 class Study:
     """Finished runs of a grid. Figures are those of the final models on the test set.
 
-    `Study.read` reads the figures of a `study.json` that `fedlgm study` has written; its frames have no seconds and no
-    folders.
+    `Study.read` reads the figures from the file `study.json` that every study writes into its folder; its frames have
+    no seconds and no folders.
 
     Example:
         >>> import simulations, tempfile
@@ -101,11 +101,11 @@ class Study:
         """
         file = path_of("path", path)
         if file.is_dir():
-            file /= "study.json"
+            file /= FILE
             if not file.exists():
                 raise ConfigError(
-                    f"{path} has no study.json, which the command fedlgm study writes: to read the runs, repeat the "
-                    f"call of study(..., folder={str(path)!r})"
+                    f"{path} has no {FILE}, which a study writes at its end: repeat its call, which does not repeat "
+                    "finished runs"
                 )
         return cls(file, KeptRecords.read(file))
 

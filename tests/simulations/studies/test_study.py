@@ -281,7 +281,7 @@ class Given:
     """Records of a study whose accuracy is the sum of its settings' numbers and the seed."""
 
     beside, searched, headline = None, [], "accuracy"
-    keys = ["method", "mechanism", "model", "privacy.epsilon"]
+    keys = ("method", "mechanism", "model", "privacy.epsilon")
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -345,7 +345,7 @@ def test_a_line_joins_no_different_settings() -> None:
             lambda study: study.difference("uniform", "mine", at={"privacy.epsilon": 3}),
             "at: no privacy.epsilon = 3 in this study; it has 8.0, 2.0",
         ),
-        (lambda study: Study.read(study.folder), "study.json, which the command fedlgm study writes: to read the runs"),
+        (lambda study: Study.read(study.folder.parent), "has no study.json, which a study writes at its end: repeat"),
     ],
 )
 def test_a_mistake_with_results_ends_in_one_sentence(
@@ -390,6 +390,27 @@ def test_a_kept_file_gives_the_same_figures_without_the_runs(finished: Study, tm
     assert len(again.history()) == len(finished.history())
     again.plot(tmp_path / "a.svg", x="round")
     assert repr(again).splitlines()[-1] == repr(finished).splitlines()[-1]
+
+
+def test_every_study_can_be_read_from_its_folder(finished: Study) -> None:
+    """Studies made in Python wrote no file, so their figures were lost with the process."""
+    again, wanted = Study.read(finished.folder), lasting(finished)  # a later call may have added figures
+    pd.testing.assert_frame_equal(again.to_frame()[wanted.columns], wanted, check_dtype=False)
+    assert len(again.history()) == len(finished.history())
+    assert drawn(again, x="round") == drawn(finished, x="round")
+
+
+def test_finished_runs_stay_readable_if_a_second_call_has_other_objects(tmp_path: Path) -> None:
+    """A module with new random weights turned the finished runs into failed ones, without figures and in silence."""
+    grid = {"mechanism": ["uniform"]}
+    call = {"overrides": CHANGES | {"federation.rounds": 1}, "folder": tmp_path / "set", "progress": False}
+    before = simulations.study(model=Net(), data=DATA, grid=grid, seeds=1, **call).to_frame()
+    for more in ({"seeds": 2}, {"grid": {"mechanism": ["gaussian", "uniform"]}}, {"workers": 2, "seeds": 2}):
+        with pytest.raises(ConfigError, match=r"was run with another model.*Study\.read\("):
+            simulations.study(model=Net(), data=DATA, **{"grid": grid, "seeds": 1} | call | more)
+    assert [path.name for path in (tmp_path / "set").iterdir() if path.is_dir()] == ["uniform-run0"]
+    again = Study.read(tmp_path / "set").to_frame()
+    assert again["accuracy"].tolist() == before["accuracy"].tolist()
 
 
 @pytest.mark.parametrize(("text", "message"), [(None, "is not a study.json"), ("[", "is not"), ("{}", "has no")])
