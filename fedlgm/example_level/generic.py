@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
 
 
@@ -105,7 +106,7 @@ class GenericSite:
         """The example's dimension in each output: the one that grows with the number of examples."""
         if self._axes is None:
             shapes = []
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad(), seeded(None):
                 for count in (1, 2):
                     few = [
                         v[:1].expand(count, *v.shape[1:]) if is_batched else v

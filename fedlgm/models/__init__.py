@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fedlgm import extension
+from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
 from fedlgm.extension import misfit, named, named_arguments, options_of, parameters_of
 from fedlgm.files import path_of
@@ -187,7 +188,7 @@ def _made(
         if stated is not None:
             filled["classes"] = stated.default
     device = torch.get_default_device()
-    with torch.random.fork_rng(devices=[]), torch.device("meta" if device.type == "meta" else "cpu"):
+    with seeded(None), torch.device("meta" if device.type == "meta" else "cpu"):
         torch.set_rng_state(drawn)
         return extension.made(found, f"model {label}", values, filled)
 

@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from fedlgm import inputs
-from fedlgm.devices import seeded
+from fedlgm.devices import or_another_thread, seeded
 from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments, users_code
 from fedlgm.inputs import Inputs, close
@@ -118,7 +118,7 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
             raise ConfigError(
                 "the model returns different outputs for the same inputs when it is called again: it remembers what "
                 "it has seen, which would carry one client's data into another's update, or it draws random numbers "
-                "in evaluation or without PyTorch, which no run could repeat"
+                "in evaluation or without PyTorch, which no run could repeat" + or_another_thread()
             )
 
 
