@@ -147,6 +147,29 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
+def plain_defaults() -> Iterator[None]:
+    """Every run: new tensors are float32 and on the CPU, whatever the program has set as PyTorch's defaults.
+
+    It is also a decorator.
+
+    Example:
+        >>> torch.set_default_dtype(torch.bfloat16)
+        >>> with plain_defaults():
+        ...     torch.zeros(1).dtype
+        torch.float32
+        >>> torch.zeros(1).dtype, torch.set_default_dtype(torch.float32)
+        (torch.bfloat16, None)
+    """
+    dtype = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float32)
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+@contextmanager
 def drawing() -> Iterator[None]:
     """Every block that draws from PyTorch's global generators, which dropout uses and all threads share.
 

@@ -31,7 +31,7 @@ PUBLIC = 0o666
 
 
 def path_of(name: str, value: Any) -> Path:
-    """The path that an argument names, whether or not there is a file.
+    """The path that an argument names, whether or not there is a file; "~" is the user's home.
 
     Raises:
         ConfigError: the value is not a path, or the system refuses it, as in a folder of another user.
@@ -41,15 +41,29 @@ def path_of(name: str, value: Any) -> Path:
         'first'
     """
     try:
-        path = Path(value)
+        path = Path(value).expanduser()
         str(path).encode()  # a recipe, a report and JSON hold it
         with suppress(FileNotFoundError, NotADirectoryError):
             path.lstat()
     except (TypeError, ValueError) as error:  # also of zero bytes, and of characters that are not text
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
+    except RuntimeError as error:
+        raise ConfigError(f"{name} {str(value)[:80]!r}: there is no such user; write './~' for such a name") from error
     except OSError as error:
         raise ConfigError(f"{name} {str(value)[:80]!r} cannot be used: {error.strerror}") from error
     return path
+
+
+def is_used(path: Path) -> bool:
+    """Whether a new folder cannot have this path, because something is there that is not an empty folder.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as empty:
+        ...     is_used(Path(empty)), is_used(Path(empty).parent)
+        (False, True)
+    """
+    return path.exists() and (not path.is_dir() or path.is_symlink() or any(path.iterdir()))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -36,7 +36,8 @@ def draw(
 
     if spread not in ("interval", "std"):
         raise ConfigError(f"spread must be 'interval' or 'std', got {spread!r}")
-    if path is not None and path_of("path", path).suffix.lower() not in _KINDS:
+    file = None if path is None else path_of("path", path)
+    if file is not None and file.suffix.lower() not in _KINDS:
         raise ConfigError(f"a picture's file must end in {', '.join(_KINDS)}, got {str(path)!r}")
     frame = study.to_frame()
     asked = [] if hue is None else [hue] if isinstance(hue, str) else list(hue)
@@ -96,9 +97,9 @@ def draw(
     if pooled:
         names.append(f"mean over {', '.join(labels.get(key, key) for key in pooled)}")
     axes.legend(title="\n".join(names) or None, fontsize="small")
-    if path is not None:
-        file = Path(path)
-        write_whole(file, lambda partial: figure.savefig(partial, dpi=150, format=file.suffix[1:].lower()))
+    if file is not None:
+        kind = file.suffix[1:].lower()
+        write_whole(file, lambda partial: figure.savefig(partial, dpi=150, format=kind))
     return figure
 
 

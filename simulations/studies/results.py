@@ -173,7 +173,7 @@ class Study:
             raise ConfigError(f"the file of a LaTeX table must end in .tex, got {str(path)!r}")
         text = f"% {self._published()}\n" + frames.latex(self.table(metrics), self.keys, self._metrics(metrics))
         if path is not None:
-            write_whole(Path(path), lambda partial: partial.write_text(text, encoding="utf-8"))
+            write_whole(path_of("path", path), lambda partial: partial.write_text(text, encoding="utf-8"))
         return text
 
     @named_arguments

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedlgm import data as data_sets
 from fedlgm import models
+from fedlgm.devices import plain_defaults
 from fedlgm.errors import ConfigError, FedlgmError, check_count
 from fedlgm.extension import named_arguments
 from fedlgm.files import path_of
@@ -32,6 +33,7 @@ from simulations.studies.search import LEAST_SEEDS, Point, Search, Shift
 
 
 @named_arguments
+@plain_defaults()
 def study(
     recipe: str | Path | Recipe | None = None,
     *,
@@ -102,7 +104,7 @@ def study(
         "task": task or (networks.task_of(axes[MODEL]) if MODEL in axes else models.task_of(model)),
     }  # fmt: skip
     base, own, shared = base_of(recipe, axes, given, overrides)
-    out = path_of("folder", folder) if folder is not None else Path("runs") / f"study-{base.name}"
+    out = (Path("runs") / f"study-{base.name}" if folder is None else path_of("folder", folder)).absolute()
     if search is None:
         todo = grid_jobs(base, axes, range(seeds), shared, own)
         return _kept(RunRecords(out, todo, complete(todo, out, workers, progress)))
