@@ -231,8 +231,9 @@ def seeded(seed: int | None, device: torch.device | str = "cpu") -> Iterator[Non
     with drawing():
         states = [generator.get_state() for generator in generators]
         try:
-            for generator in generators if seed is not None else ():
-                generator.manual_seed(seed)
+            if seed is not None:
+                for generator in generators:
+                    generator.manual_seed(seed)
             yield
         finally:
             for generator, state in zip(generators, states, strict=True):
