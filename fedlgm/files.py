@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import secrets
@@ -73,11 +74,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(_decoded(path.read_bytes()))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, lists nested without end
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _decoded(content: bytes) -> str:
+    """Text of a file, in UTF-8 or, as some editors of Windows write it, with a byte order mark or in UTF-16."""
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = content.decode("utf-16" if wide else "utf-8-sig")
+    return text.replace("\r\n", "\n")
 
 
 class Under:
