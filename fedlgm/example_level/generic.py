@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from fedlgm.devices import seeded
@@ -53,6 +54,12 @@ class GenericSite:
             self._leaves = {
                 key: value.detach().expand(examples, *value.shape).requires_grad_() for key, value in self._own.items()
             }
+        if any(isinstance(value, PackedSequence) for value in (*arguments, *named.values())):
+            raise ConfigError(
+                f"{self.name or 'the module'} ({type(self.module).__name__}) takes a packed sequence, which joins the "
+                "rows of a batch, so that no example has a separate gradient: pass padded sequences, and read each "
+                "output at its example's length"
+            )
         values, spec = pytree.tree_flatten((arguments, named))
         batched = self._batched or self._of_examples(examples, values)
         shape: list[Any] = []

@@ -28,6 +28,7 @@ from fedlgm.models.dense import logistic, mlp
 from fedlgm.models.huggingface import HuggingFace, original, plain, task_of
 from fedlgm.models.requirements import (
     draws_at_random,
+    freeze_norms_,
     require_drawing_nothing,
     require_repeatable,
     require_separate,
@@ -157,6 +158,11 @@ def build(
             _require_inputs(str(model), in_shape, classes)
         made = _made(found, label, in_shape, classes, seed, values)
     made = plain(made)
+    if not bundled:
+        freeze_norms_(made)
+        for child in made.modules():
+            if isinstance(child, nn.Embedding | nn.EmbeddingBag):
+                child.sparse = False  # the same gradients, which all bounds read as one vector
     if adapters is not None:
         wrong = misfit(adapt, made, **adapters)
         if wrong:
