@@ -67,8 +67,8 @@ class _Commands(Commands):
             takes = [one.human_readable_name for one in command.params if isinstance(one, Argument)]
             known = [option.opts[0] for option in command.params if getattr(option, "is_flag", True) is False]
             said = f"{error.message}: the command takes {'only ' + ' and '.join(takes) if takes else 'no argument'}"
-            options = f"; values of options follow {', '.join(known)}" if known else ""
-            raise UsageError(f"{said}{options}.", error.ctx) from error
+            rest = f"; values of options follow {', '.join(known)}" if known else ""
+            raise UsageError(f"{said}{rest}.", error.ctx) from error
 
 
 # Panels of `fedlgm --help`, each with its commands in the order in which they are registered here.
