@@ -158,7 +158,7 @@ def build(
             _require_inputs(str(model), in_shape, classes)
         made = _made(found, label, in_shape, classes, seed, values)
     made = plain(made)
-    if not bundled:
+    if not bundled and isinstance(made, nn.Module):
         freeze_norms_(made)
         for child in made.modules():
             if isinstance(child, nn.Embedding | nn.EmbeddingBag):

@@ -74,6 +74,7 @@ class SequentialTrainer:
         if stack is None:
             self._module.train()
         optimizer = self._optimizer(len(orders) * -(-len(y) // settings.batch_size))
+        optimizer.trained = trained
         differentiate = (stack or self._autograd).differentiate
         # Layers of a stack draw nothing; other models may, and would otherwise differ from one engine to another.
         with nullcontext() if stack else seeded(task.seed(), self._device):
