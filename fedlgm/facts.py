@@ -170,6 +170,9 @@ class LocalTraining:
         """JSON form; without a decay that is not set, as before there was one."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("weight_decay", None)}
 
+    def __repr__(self) -> str:  # the owner of a Flower app's ledger is a hash of it
+        return f"LocalTraining({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
+
     def steps(self, examples: int) -> int:
         """Optimizer steps of a client with `examples` examples."""
         return self.epochs * -(-examples // self.batch_size)
