@@ -49,7 +49,9 @@ def path_of(name: str, value: Any) -> Path:
     except (TypeError, ValueError) as error:  # also of zero bytes, and of characters that are not text
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
     except RuntimeError as error:
-        raise ConfigError(f"{name} {str(value)[:80]!r}: there is no such user; write './~' for such a name") from error
+        raise ConfigError(
+            f"{name} {str(value)[:80]!r}: the user's home is not known; a name that begins with ~ is ./~..."
+        ) from error
     except OSError as error:
         raise ConfigError(f"{name} {str(value)[:80]!r} cannot be used: {error.strerror}") from error
     return path

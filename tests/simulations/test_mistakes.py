@@ -328,7 +328,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "layers in a list": (run(model=[nn.Linear(5, 2)]), "'list' is neither an nn.Module"),
     # paths that no file can have, and numbers that no run can have
     "a recipe of too many characters": (lambda: simulations.simulate("a" * 5000), "recipe 'aaa"),
-    "a file of nobody's": (changed(model__weights="~nobody-here/a"), "model.weights: Could not determine home"),
+    "a file of nobody's": (changed(model__weights="~nobody-here/a"), "a': the user's home is not known"),
     "a file with a name too long": (changed(model__weights="a" * 5000), "cannot be used: File name too long"),
     "a folder with a name too long": (run(run_dir="a" * 5000), "cannot be used: File name too long"),
     "a folder with a zero byte": (run(run_dir="runs/a\0"), "run_dir must be a path, such as 'runs/first'"),
@@ -414,7 +414,7 @@ def test_a_folder_with_a_bundled_name_hides_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("mlp", "digits"):
         Path(name).mkdir()
-    assert run(model="mlp", data=None, run_dir="run")().folder == Path("run")
+    assert run(model="mlp", data=None, run_dir="run")().folder == tmp_path / "run"
 
 
 @pytest.mark.parametrize(

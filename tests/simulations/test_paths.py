@@ -117,5 +117,5 @@ def test_a_tilde_is_the_users_home(tmp_path, monkeypatch):
     result = simulations.simulate(model=nn.Linear(2, 2), **WRITTEN, overrides=changes, run_dir="~/runs/first")
     assert result.folder == tmp_path / "home" / "runs" / "first"
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
-    with pytest.raises(FedlgmError, match="there is no such user"):
+    with pytest.raises(FedlgmError, match="the user's home is not known"):
         simulations.simulate(model=nn.Linear(2, 2), **WRITTEN, run_dir="~nobody-of-this-name/run")
