@@ -110,7 +110,7 @@ class CutVotes:
         """
         rows = unbounded(updates)
         votes = [self._vote(row.cpu(), float(plan.clip[0]), model, own) for row, own in zip(rows, data, strict=True)]
-        return AnsweredUpdates(rows, {CutVote.name: torch.tensor(votes, device=rows.device)[:, None]})
+        return AnsweredUpdates(rows, {CutVote.name: torch.tensor(votes, dtype=rows.dtype, device=rows.device)[:, None]})
 
     def _vote(self, update: Tensor, bound: float, model: Tensor, data: ClientData) -> float:
         """1/2, -1/2, or 0 to abstain; losses that are not finite do not differ."""

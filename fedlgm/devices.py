@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from fedlgm.extension import named_arguments
 from fedlgm.noise import NoiseBackend
 
 NoiseChoice = Literal["auto", "cpu", "torch", "triton"]
+_DRAWING = threading.RLock()
 _ACCELERATORS = ("cuda", "mps", "xpu")
 
 
@@ -144,10 +147,72 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed draws from global generators inside the block, and restore the generators' state afterwards.
+def plain_defaults() -> Iterator[None]:
+    """Every run: new tensors are float32 and on the CPU, whatever the program has set as PyTorch's defaults.
+
+    It is also a decorator.
+
+    Example:
+        >>> torch.set_default_dtype(torch.bfloat16)
+        >>> with plain_defaults():
+        ...     torch.zeros(1).dtype
+        torch.float32
+        >>> torch.zeros(1).dtype, torch.set_default_dtype(torch.float32)
+        (torch.bfloat16, None)
+    """
+    dtype = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float32)
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Every block that draws from PyTorch's global generators, which dropout uses and all threads share.
+
+    One thread at a time is in such a block, so runs in several threads give the same results as one after another. A
+    draw of a thread that is not in one cannot be kept away.
+
+    Example:
+        >>> with drawing(), drawing():  # one thread may enter it again
+        ...     drawn = torch.rand(2)
+    """
+    with _DRAWING:
+        yield
+
+
+def or_another_thread() -> str:
+    """A further cause of random numbers that are not repeated, for messages; empty if the program has one thread.
+
+    Example:
+        >>> or_another_thread() in ("", "; or another thread of this program draws from PyTorch's global generator")
+        True
+    """
+    others = threading.active_count() > 1
+    return "; or another thread of this program draws from PyTorch's global generator" if others else ""
+
+
+def _renew_lock() -> None:
+    """Replace the lock in a forked process, where the thread that held it does not exist."""
+    global _DRAWING
+    _DRAWING = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed draws from global generators inside the block (see `drawing`), and restore the generators' state afterwards.
 
     The block avoids `torch.manual_seed`, which also seeds unused devices and records its caller.
+
+    Args:
+        seed: None continues from the generators' state.
+        device: device whose generator is seeded beside that of the CPU.
 
     Example:
         >>> with seeded(1):
@@ -163,14 +228,16 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
         torch.cuda.init()
         index = torch.cuda.current_device() if device.index is None else device.index
         generators.append(torch.cuda.default_generators[index])
-    states = [generator.get_state() for generator in generators]
-    try:
-        for generator in generators:
-            generator.manual_seed(seed)
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+    with drawing():
+        states = [generator.get_state() for generator in generators]
+        try:
+            if seed is not None:
+                for generator in generators:
+                    generator.manual_seed(seed)
+            yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
 
 
 def _older_switches() -> tuple[str | None, bool | None]:

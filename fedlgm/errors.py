@@ -166,6 +166,22 @@ def located(path: str, message: str, owner: str = "", keys: Iterable[str] = ()) 
     return f"{path} {owner!r}: {text}" if text != message else f"{path}: {text}"
 
 
+FOREIGN = {
+    "target_epsilon": "epsilon",
+    "target_delta": "delta",
+    "learning_rate": "lr",
+    "client_lr": "lr",
+    "local_epochs": "epochs",
+    "num_epochs": "epochs",
+    "max_grad_norm": "bound",
+    "clipping_norm": "bound",
+    "clip_norm": "bound",
+    "fraction_fit": "rate",
+    "fraction_train": "rate",
+}
+"""Names of settings in other libraries, with those of the same settings here."""
+
+
 def alternatives(name: object, known: Iterable[str], *others: str, listed: str = "") -> str:
     """Suggestions for an unknown name: the similar known names, or else all of them.
 
@@ -181,6 +197,8 @@ def alternatives(name: object, known: Iterable[str], *others: str, listed: str =
     "known: uniform, ladp, or your own as 'package.module:Class'"
     """
     names = list(known)
+    if FOREIGN.get(str(name)) in names:
+        return f"did you mean {FOREIGN[str(name)]!r}?"
     near = get_close_matches(str(name).lower(), [one.lower() for one in names], n=2, cutoff=0.7)
     close = sorted((one for one in names if one.lower() in near), key=lambda one: near.index(one.lower()))
     if close:
@@ -272,6 +290,10 @@ class LedgerError(FedlgmError):
 
 class RunError(FedlgmError):
     """A run folder that cannot be created, resumed or read, or a run that failed."""
+
+
+class OtherObjectsError(RunError):
+    """A run that was made with other Python objects than those now given."""
 
 
 class DiskError(RunError):

@@ -136,9 +136,11 @@ class LocalTraining:
         epochs: passes over the client's own data.
         batch_size: examples per step; the last batch of an epoch may be smaller.
         gradient_clip: l2 norm to which every batch gradient is clipped before the step; None does not clip.
+        weight_decay: factor w of decoupled decay, which multiplies the weights by 1 - lr w before every step: with
+            "adam" this is AdamW. None does not decay.
 
     Raises:
-        ConfigError: the optimizer is unknown, or momentum is given for "adam".
+        ConfigError: the optimizer is unknown, momentum is given for "adam", or lr times the decay is not in (0, 1).
 
     Example:
         >>> LocalTraining(epochs=2, batch_size=32).steps(100)
@@ -151,12 +153,25 @@ class LocalTraining:
     epochs: int = 1
     batch_size: int = 32
     gradient_clip: float | None = None
+    weight_decay: float | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer not in ("sgd", "adam"):
             raise ConfigError(f"training.optimizer: unknown {self.optimizer!r}; known: sgd, adam")
         if self.optimizer == "adam" and self.momentum:
             raise ConfigError("training.momentum is an option of optimizer 'sgd'; 'adam' has its own")
+        if self.weight_decay is not None and not 0 < self.lr * self.weight_decay < 1:
+            raise ConfigError(
+                "training.weight_decay: every step multiplies the weights by 1 - lr * weight_decay, which must lie "
+                f"between 0 and 1, got lr {self.lr:g} and weight_decay {self.weight_decay:g}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form; without a decay that is not set, as before there was one."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("weight_decay", None)}
+
+    def __repr__(self) -> str:  # the owner of a Flower app's ledger is a hash of it
+        return f"LocalTraining({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
 
     def steps(self, examples: int) -> int:
         """Optimizer steps of a client with `examples` examples."""
@@ -358,7 +373,7 @@ class RunFacts:
         record = {
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("noise", "steps", "shares", "assumes")
         }
-        record |= {"sampling": self.sampling.to_dict(), "training": asdict(self.training)}
+        record |= {"sampling": self.sampling.to_dict(), "training": self.training.to_dict()}
         # Clients' noise is keyed by the plan's text: that of runs without any stays as it was.
         if self.steps is not None:
             record["steps"] = asdict(self.steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import secrets
@@ -31,7 +32,7 @@ PUBLIC = 0o666
 
 
 def path_of(name: str, value: Any) -> Path:
-    """The path that an argument names, whether or not there is a file.
+    """The path that an argument names, whether or not there is a file; "~" is the user's home.
 
     Raises:
         ConfigError: the value is not a path, or the system refuses it, as in a folder of another user.
@@ -41,15 +42,31 @@ def path_of(name: str, value: Any) -> Path:
         'first'
     """
     try:
-        path = Path(value)
+        path = Path(value).expanduser()
         str(path).encode()  # a recipe, a report and JSON hold it
         with suppress(FileNotFoundError, NotADirectoryError):
             path.lstat()
     except (TypeError, ValueError) as error:  # also of zero bytes, and of characters that are not text
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{name} {str(value)[:80]!r}: the user's home is not known; a name that begins with ~ is ./~..."
+        ) from error
     except OSError as error:
         raise ConfigError(f"{name} {str(value)[:80]!r} cannot be used: {error.strerror}") from error
     return path
+
+
+def is_used(path: Path) -> bool:
+    """Whether a new folder cannot have this path, because something is there that is not an empty folder.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as empty:
+        ...     is_used(Path(empty)), is_used(Path(empty).parent)
+        (False, True)
+    """
+    return path.exists() and (not path.is_dir() or path.is_symlink() or any(path.iterdir()))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -59,11 +76,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(_decoded(path.read_bytes()))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, lists nested without end
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _decoded(content: bytes) -> str:
+    """Text of a file, in UTF-8 or, as some editors of Windows write it, with a byte order mark or in UTF-16."""
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = content.decode("utf-16" if wide else "utf-8-sig")
+    return text.replace("\r\n", "\n")
 
 
 class Under:

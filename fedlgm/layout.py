@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from fedlgm import inputs
+from fedlgm.devices import seeded
 from fedlgm.inputs import Inputs
 
 
@@ -67,7 +68,7 @@ def pools_maxima(module: nn.Module, like: Inputs) -> bool:
     """
     if not any(isinstance(child, nn.Conv2d) for child in module.modules()):
         return False
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), _Watch() as watch:
+    with torch.no_grad(), seeded(None), _Watch() as watch:
         inputs.call(module, inputs.each(lambda part: torch.zeros_like(part[:2]), like))
     return watch.pooled
 

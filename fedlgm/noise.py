@@ -73,7 +73,7 @@ def add_noise_(
     count, coordinates = rows.shape
     if coordinates != sum(size for size, _ in parts) or count * len(parts) != len(streams):
         raise ConfigError(f"{coordinates} coordinates, {len(parts)} parts and {len(streams)} streams do not fit")
-    buffer, start = torch.empty(count, min(_CHUNK, coordinates)), 0
+    buffer, start = torch.empty(count, min(_CHUNK, coordinates), dtype=torch.float32), 0
     for place, (size, scale) in enumerate(parts):
         if scale > 0:
             for piece, noise in _drawn(rows[:, start : start + size], family, streams[place :: len(parts)], buffer):
@@ -90,7 +90,7 @@ def unit_noise(sizes: Sequence[int], streams: Sequence[torch.Generator]) -> Tens
         streams: one generator for each part.
     """
     out = torch.empty(sum(sizes), dtype=torch.float64)
-    buffer = torch.empty(1, min(_CHUNK, out.numel()))
+    buffer = torch.empty(1, min(_CHUNK, out.numel()), dtype=torch.float32)
     for part, stream in zip(out.split(list(sizes)), streams, strict=True):
         for piece, noise in _drawn(part[None], "gaussian", [stream], buffer):
             piece.copy_(noise)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, PrivacyError, check_known
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension import is_bundled, named_arguments, sealed
 from fedlgm.layers import SAFETY, LayerTable
 from fedlgm.registration import enter, registers
@@ -382,5 +382,9 @@ def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
         >>> named("below-bound", [5, 2, 7, 1]).bound
         1.0
     """
-    check_known("auxiliary query", name, _KINDS)
+    if name not in _KINDS:
+        raise ConfigError(
+            f"unknown auxiliary query {name!r}; known: {', '.join(_KINDS)}; clients make a query from its name, so "
+            "register your own in the module that defines it: fedlgm.queries.register(ITS_CLASS)"
+        )
     return _KINDS[name](tuple(int(size) for size in sizes))

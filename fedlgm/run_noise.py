@@ -273,7 +273,8 @@ class RunNoise:
                     sizes, [ring.torch_generator(Purpose.NOISE, number, SERVER + 1, j) for j in range(len(sizes))]
                 )
             values = torch.zeros(sum(sizes), dtype=kernels.widest(total.device), device=total.device)
-            scale, key = torch.ones(len(sizes), device=total.device), kernels.noise_key(ring, number)
+            scale = torch.ones(len(sizes), dtype=torch.float32, device=total.device)
+            key = kernels.noise_key(ring, number)
             offsets, stream = torch.from_numpy(ends), kernels.SERVER_STREAM
             kernels.add_noise_(values, offsets, scale, "gaussian", key, stream, grid=False, backend=backend)
             return values.to(where)

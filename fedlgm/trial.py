@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedlgm import inputs, models
 from fedlgm.data import DataSet
 from fedlgm.data.pixels import Pixels
+from fedlgm.devices import or_another_thread, seeded
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.extension import users_code
 from fedlgm.inputs import Inputs
@@ -177,10 +178,11 @@ def require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) 
     Raises:
         ConfigError: they differ, or training fails.
     """
-    with users_code(f"training on {count} test examples fails", owner), torch.random.fork_rng(devices=[]):
+    with users_code(f"training on {count} test examples fails", owner), seeded(None):
         first, *others = made()
     if not all(torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True) for again in others):
         raise ConfigError(
             "an update depends on what was trained before or with it: model, task or trainer remember or mix what they "
             "see, which would carry one client's data into another's update, or draw random numbers without PyTorch"
+            + or_another_thread()
         )

@@ -94,7 +94,7 @@ def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
     if all(float(norm) <= limit for norm, limit in zip(found, limits.tolist(), strict=True)):
         return upload
     norms = torch.stack(found)
-    caps = torch.tensor(limits).to(norms)
+    caps = torch.from_numpy(limits.copy()).to(norms)
     scale = torch.where(norms > caps, caps / norms, torch.ones_like(norms))
     return upload * torch.repeat_interleave(scale, torch.tensor(sizes, device=scale.device))
 

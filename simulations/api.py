@@ -12,6 +12,7 @@ from torch import nn
 
 from fedlgm import data as data_sets
 from fedlgm import inputs, models
+from fedlgm.devices import plain_defaults
 from fedlgm.extension import named_arguments
 from fedlgm.files import path_of
 from fedlgm.privacy.guarantee import caveat_of
@@ -58,7 +59,7 @@ class RunResult(Figures):
     """
 
     def __init__(self, summary: Mapping[str, Any], assembly: Assembly) -> None:
-        super().__init__(summary)
+        super().__init__({**summary, "run": str(Path(summary["run"]).absolute())})  # the program may change folders
         self._assembly = assembly
 
     @property
@@ -114,10 +115,12 @@ class RunResult(Figures):
         """
         return models.original(self.module())
 
+    @plain_defaults()
     def module(self) -> nn.Module:
         """The model as it was trained, whose outputs the task's loss takes. The errors are those of `model`."""
         return self._folder.checkpoints.into(self._assembly.module(), self._assembly.layers)
 
+    @plain_defaults()
     def export(self, file: Path | str, *, adapter: bool = False) -> Exported:
         """Write the model to a file whose suffix names the format (.onnx, .safetensors, .pt), or only its adapters.
 
@@ -163,6 +166,7 @@ class RunResult(Figures):
 
         return Path(write_report(self.folder, private)["report"])
 
+    @plain_defaults()
     def audit(self, **options: Any) -> AuditResult:
         """Audit the run: a lower bound on its leakage, from its canaries or from its noise, drawn again from its seed.
 
@@ -210,6 +214,7 @@ class RunResult(Figures):
 
 
 @named_arguments
+@plain_defaults()
 def simulate(
     recipe: str | Path | Recipe | None = None,
     *,
@@ -323,6 +328,7 @@ def simulate(
 
 
 @named_arguments
+@plain_defaults()
 def resume(
     run: Path | str,
     *,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click import Context, NoSuchOption, UsageError
+from click import Argument, Context, NoSuchOption, UsageError
 
 from simulations.advice.command import recommend
 from simulations.applications import command as application_command
@@ -63,8 +63,12 @@ class _Commands(Commands):
         except UsageError as error:
             if error.ctx is None or "unexpected extra argument" not in error.message:
                 raise
-            known = [option.opts[0] for option in error.ctx.command.params if option.opts[0].startswith("--")]
-            raise UsageError(f"{error.message}: pass it with one of {', '.join(known)}.", error.ctx) from error
+            command = error.ctx.command
+            takes = [one.human_readable_name for one in command.params if isinstance(one, Argument)]
+            known = [option.opts[0] for option in command.params if getattr(option, "is_flag", True) is False]
+            said = f"{error.message}: the command takes {'only ' + ' and '.join(takes) if takes else 'no argument'}"
+            rest = f"; values of options follow {', '.join(known)}" if known else ""
+            raise UsageError(f"{said}{rest}.", error.ctx) from error
 
 
 # Panels of `fedlgm --help`, each with its commands in the order in which they are registered here.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fedlgm.devices import plain_defaults
 from fedlgm.errors import ConfigError, RunError, prefix_key
 from fedlgm.files import path_of
 from simulations import engines
@@ -20,6 +21,7 @@ from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.trackers import Tracker, Trackers
 
 
+@plain_defaults()
 def simulate(
     recipe: Recipe,
     *,
@@ -61,19 +63,21 @@ def simulate(
     """
     chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes))
     if run_dir is not None:
-        new_folder.refuse_existing(path_of("run_dir", run_dir))
+        run_dir = path_of("run_dir", run_dir)
+        new_folder.refuse_existing(run_dir)
     recipe, objects = _tracked(settled(recipe), trackers, chosen)
     assembly = Assembly(recipe, own or Own())
     with chosen.started(assembly) as serve:
         assembly = decided(assembly, chosen.workers(recipe))
         recipe = assembly.recipe
-        folder = new_folder.create(Path(run_dir), recipe) if run_dir is not None else _fresh_folder(recipe)
+        folder = new_folder.create(run_dir, recipe) if run_dir is not None else _fresh_folder(recipe)
         if on_folder is not None:
             on_folder(folder.path)
         with new_folder.removed_if_refused(folder):
             return serve(assembly, folder, progress, objects)
 
 
+@plain_defaults()
 def resume(
     run: Path | str,
     *,

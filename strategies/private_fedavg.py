@@ -76,7 +76,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
     Args:
         model: the model, or the list of NumPy arrays that an app without torch sends; its weights are the initial,
             public ones.
-        mechanism: a registered name, "package.module:Class", or an object.
+        mechanism: a registered name, "name:variant", "package.module:Class", or an object.
         epsilon: budget of all rounds.
         delta: delta of the budget; below one over the number of clients.
         clients: number N of registered clients, one node each.
@@ -117,7 +117,10 @@ class PrivateFedAvg(LayerwiseFedAvg):
     ) -> None:
         _refuse(flowers)
         module: nn.Module = of_arrays(model)
-        chosen = mechanisms.get(mechanism) if isinstance(mechanism, str) else require_mechanism(mechanism)
+        if isinstance(mechanism, str):
+            name, variant = mechanisms.split(mechanism)
+            mechanism = mechanisms.get(name, variant=variant or "sound")
+        chosen = require_mechanism(mechanism)
         if isinstance(chosen, BoundsExamples):
             raise ConfigError(
                 f"{chosen.name} bounds examples, which only clients that train by it can do: PrivateFedAvg needs a "

@@ -94,6 +94,7 @@ class Work(BaseModel):
         with _refused("training"):
             settings = LocalTraining(**self.training)
             numbers = {"lr": settings.lr, "momentum": settings.momentum, "gradient_clip": settings.gradient_clip or 0.0}
+            numbers |= {} if settings.weight_decay is None else {"weight_decay": settings.weight_decay}
             for name, number in numbers.items():
                 if type(number) not in (int, float) or not 0 <= number <= _LARGEST:
                     raise ValueError(f"{name} must be a number from 0 to {_LARGEST:g}")

@@ -183,6 +183,8 @@ def require_sgd(training: LocalTraining) -> None:
             f"inversion simulates local training with optimizer 'sgd', not {training.optimizer!r}: attack a run with "
             "training.optimizer = 'sgd'"
         )
+    if training.weight_decay is not None:
+        raise ConfigError("inversion simulates local training without training.weight_decay: attack a run without it")
 
 
 class _Matching:

@@ -31,6 +31,7 @@ from fedlgm.extension import named_arguments
 from fedlgm.inputs import parts
 from fedlgm.layers import LayerTable
 from fedlgm.models.built import Built, refuse_gradient_hooks
+from fedlgm.models.requirements import Frozen
 from fedlgm.separation import Restored, restored_around, shared_state
 from fedlgm.tasks.base import ExampleLosses
 from fedlgm.training.stack.tape import Memory
@@ -414,8 +415,10 @@ def _require_pairs(inputs: tuple[Any, ...], y: Any) -> None:
 
 def _refuse_batch_norm(module: nn.Module) -> None:
     for name, child in module.named_modules():
-        running = getattr(child, "running_mean", None) is not None or isinstance(child, nn.modules.batchnorm._BatchNorm)
-        if running and child.training:
+        batch = isinstance(child, nn.modules.batchnorm._BatchNorm)
+        running = getattr(child, "running_mean", None) is not None
+        # Without running statistics BatchNorm takes those of the batch in every mode.
+        if (running and child.training and not isinstance(child, Frozen)) or (batch and not running):
             raise ConfigError(
                 f"{name or 'the module'} ({type(child).__name__}) mixes the examples of a batch, so that none has a "
                 "separate gradient: replace it with fedlgm.models.to_groupnorm(model)"

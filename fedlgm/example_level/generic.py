@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.on_batch import call_on_batch
 from fedlgm.separation import Restored, restored_around
@@ -94,6 +96,12 @@ class GenericSite:
         """Forward pass that autograd records, for arguments whose first dimension is the example."""
         if not self._leaves:
             self.expand(examples)
+        if any(isinstance(value, PackedSequence) for value in (*arguments, *named.values())):
+            raise ConfigError(
+                f"{self.name or 'the module'} ({type(self.module).__name__}) takes a packed sequence, which joins the "
+                "rows of a batch, so that no example has a separate gradient: pass padded sequences, and read each "
+                "output at its example's length"
+            )
         values, spec = pytree.tree_flatten((arguments, named))
         batched = self._batched or self._of_examples(examples, values)
         shape: list[Any] = []
@@ -147,7 +155,7 @@ class GenericSite:
         """The example's dimension in each output: the one that grows with the number of examples."""
         if self._axes is None:
             shapes = []
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad(), seeded(None):
                 for count in (1, 2):
                     few = [
                         v[:1].expand(count, *v.shape[1:]) if is_batched else v

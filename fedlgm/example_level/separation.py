@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.generic import GenericSite
 from fedlgm.example_level.on_batch import call_on_batch
@@ -92,7 +93,7 @@ def separate(module: nn.Module, sites: Sequence[Any], x: tuple[Tensor, ...], pat
         return TriedRows(module, patch, RuntimeError("hooks on gradients do not run there"))
     mapped = MappedRows(module, sites, patch)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), seeded(None):
             mapped.outputs(tuple(value[:1].expand(2, *value.shape[1:]) for value in x), _forward)
     except Exception as error:  # of the user's code, or of an operation that vmap does not support
         return TriedRows(module, patch, error)

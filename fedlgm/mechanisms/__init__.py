@@ -187,6 +187,16 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
         return kind(name=name, **checked)
 
 
+def split(method: str) -> tuple[str, str]:
+    """Mechanism and variant of a method; a registered name may have a variant, "package.module:Class" has none.
+
+    >>> split("ladp:published"), split("ladp"), split("mypackage.rules:InverseSize")
+    (('ladp', 'published'), ('ladp', ''), ('mypackage.rules:InverseSize', ''))
+    """
+    name, _, variant = method.partition(":")
+    return (name, variant) if not variant or name in names(None) else (method, "")
+
+
 def _kind(name: str, variant: str) -> type[Mechanism]:
     variants = _variants(name)
     if variant not in variants:
@@ -224,5 +234,6 @@ __all__ = [
     "names",
     "options",
     "register",
+    "split",
     "unit_of",
 ]

@@ -75,8 +75,10 @@ def bound_by_training(training: LocalTraining) -> float:
     """
     if training.gradient_clip is None:
         raise ConfigError("training.gradient_clip (the paper's G_c) is needed: the paper's sensitivity depends on it")
-    if training.optimizer != "sgd" or training.momentum:
-        raise ConfigError("the paper's sensitivity holds for training.optimizer = 'sgd' without momentum only")
+    if training.optimizer != "sgd" or training.momentum or training.weight_decay is not None:
+        raise ConfigError(
+            "the paper's sensitivity holds for training.optimizer = 'sgd' without momentum and weight decay only"
+        )
     return training.lr * training.epochs * training.gradient_clip
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedlgm import extension
+from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
 from fedlgm.extension import misfit, named, named_arguments, options_of, parameters_of
 from fedlgm.files import path_of
@@ -27,6 +28,7 @@ from fedlgm.models.dense import logistic, mlp
 from fedlgm.models.huggingface import HuggingFace, original, plain, task_of
 from fedlgm.models.requirements import (
     draws_at_random,
+    freeze_norms_,
     require_drawing_nothing,
     require_repeatable,
     require_separate,
@@ -158,6 +160,11 @@ def build(
             _require_inputs(str(model), in_shape, classes)
         made = _made(found, label, in_shape, classes, seed, values)
     made = plain(made)
+    if not bundled and isinstance(made, nn.Module):
+        freeze_norms_(made)
+        for child in made.modules():
+            if isinstance(child, nn.Embedding | nn.EmbeddingBag):
+                child.sparse = False  # the same gradients, which all bounds read as one vector
     if adapters is not None:
         wrong = misfit(adapt, made, **adapters)
         if wrong:
@@ -190,7 +197,7 @@ def _made(
         if stated is not None:
             filled["classes"] = stated.default
     device = torch.get_default_device()
-    with torch.random.fork_rng(devices=[]), torch.device("meta" if device.type == "meta" else "cpu"):
+    with seeded(None), torch.device("meta" if device.type == "meta" else "cpu"):
         torch.set_rng_state(drawn)
         return extension.made(found, f"model {label}", values, filled)
 

@@ -6,6 +6,8 @@ buffers (a causal mask, position codes) are allowed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -13,16 +15,69 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from fedlgm import inputs
-from fedlgm.devices import seeded
+from fedlgm.devices import or_another_thread, seeded
 from fedlgm.errors import ConfigError
-from fedlgm.extension import named_arguments, users_code
+from fedlgm.extension import named_arguments, package_of, users_code
 from fedlgm.inputs import Inputs, close
 from fedlgm.models.built import refuse_parameter_hooks
 from fedlgm.separation import Restored
 
 _ADVICE = (
-    "use layers without state, for example GroupNorm in place of BatchNorm (fedlgm.models.to_groupnorm replaces them)"
+    "use layers without state, for example GroupNorm in place of BatchNorm (fedlgm.models.to_groupnorm replaces them); "
+    "a BatchNorm whose statistics are public constants may stay if it is in evaluation mode while the model is not"
 )
+
+
+class Frozen:
+    """BatchNorm with constant statistics, in every mode: an example's output does not depend on the others."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        """The normalised input."""
+        self._check_input_dim(input)
+        mean, variance = self.running_mean, self.running_var
+        return nn.functional.batch_norm(input, mean, variance, self.weight, self.bias, eps=self.eps)
+
+
+class FrozenBatchNorm1d(Frozen, nn.BatchNorm1d):
+    """See `freeze_norms_`."""
+
+
+class FrozenBatchNorm2d(Frozen, nn.BatchNorm2d):
+    """See `freeze_norms_`."""
+
+
+class FrozenBatchNorm3d(Frozen, nn.BatchNorm3d):
+    """See `freeze_norms_`."""
+
+
+_FROZEN: dict[type, type] = {
+    kind.__mro__[2]: kind for kind in (FrozenBatchNorm1d, FrozenBatchNorm2d, FrozenBatchNorm3d)
+}
+
+
+def freeze_norms_(module: nn.Module) -> None:
+    """Make constants of the statistics of BatchNorm layers that the user keeps in evaluation mode, in place.
+
+    These are the layers that are in evaluation mode although the model is in training mode, or that stay in it when the
+    model's own `train` is called. Their class changes, so no training can put them into training mode.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3).eval())
+        >>> freeze_norms_(model)
+        >>> model.train()[1](torch.ones(4, 3)).shape, model[1].running_mean.tolist()
+        (torch.Size([4, 3]), [0.0, 0.0, 0.0])
+    """
+    norms = [child for child in module.modules() if type(child) in _FROZEN]
+    if not norms:
+        return
+    training = module.training
+    kept = {child for child in norms if training and not child.training}
+    module.train()
+    kept |= {child for child in norms if not child.training}
+    for child in kept:
+        if child.running_mean is not None:
+            child.__class__ = _FROZEN[type(child)]
+    module.train(training)
 
 
 def require_stateless(module: nn.Module) -> None:
@@ -35,7 +90,7 @@ def require_stateless(module: nn.Module) -> None:
         ConfigError: the message names the first such buffer.
     """
     for name, child in module.named_modules():
-        if isinstance(child, _NormBase) and child.running_mean is not None:
+        if isinstance(child, _NormBase) and child.running_mean is not None and not isinstance(child, Frozen):
             raise _trained(f"{name}.running_mean".lstrip("."))
 
 
@@ -53,6 +108,11 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {label} must be an nn.Module, but it is of type {type(module).__name__}")
+    if package_of(type(module)) == "opacus":
+        raise ConfigError(
+            f"model {label} is wrapped by Opacus ({type(module).__name__}): pass the plain nn.Module, because fedlgm "
+            "computes and bounds the gradients itself"
+        )
     if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod"):
         raise ConfigError(
             f"model {label} is compiled ({type(module).__name__}): pass the nn.Module from which it was made; "
@@ -120,7 +180,7 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
             raise ConfigError(
                 "the model returns different outputs for the same inputs when it is called again: it remembers what "
                 "it has seen, which would carry one client's data into another's update, or it draws random numbers "
-                "in evaluation or without PyTorch, which no run could repeat"
+                "in evaluation or without PyTorch, which no run could repeat" + or_another_thread()
             )
 
 

@@ -9,6 +9,7 @@ from numbers import Real
 import torch
 from torch import nn
 
+from fedlgm.devices import drawing
 from fedlgm.errors import ConfigError
 from fedlgm.extension import users_code
 
@@ -37,7 +38,7 @@ def own_figures(evaluate: Evaluate, round: int, module: nn.Module, taken: Collec
         >>> own_figures(lambda round, module: {"norm": float(module.weight.norm())}, 1, module).keys()
         dict_keys(['norm'])
     """
-    with users_code("evaluate", evaluate), torch.no_grad():
+    with users_code("evaluate", evaluate), torch.no_grad(), drawing():
         made = evaluate(round, module.eval())
     if not isinstance(made, Mapping):
         raise ConfigError(f"evaluate must return {{name: number}}, got {made!r}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlgm.devices import drawing
 from fedlgm.errors import ConfigError
 from fedlgm.extension import users_code
 
@@ -59,7 +60,7 @@ def over_the_set(
     found = {}
     for name, function in metrics.items():
         label = f"metric {name!r}"
-        with users_code(label, function):
+        with users_code(label, function), drawing():
             value = function(outputs, targets)
             if getattr(value, "shape", ()) not in ((), (1,)):
                 raise ConfigError(

@@ -24,12 +24,26 @@ class FlatOptimizer:
         lr: learning rate; may be changed between steps.
         momentum: for "sgd".
         eps: for "adam".
+        decay: factor of decoupled weight decay, as of `torch.optim.AdamW`.
+
+    Attributes:
+        trained: 1 for the coordinates that are trained and 0 for those that stay, of the shape of the weights or of
+            one of their rows; None trains all. Only trained ones decay.
     """
 
+    trained: Tensor | None = None
+
     def __init__(
-        self, name: Literal["sgd", "adam"], weights: Tensor, *, lr: float, momentum: float = 0.0, eps: float = 1e-8
+        self,
+        name: Literal["sgd", "adam"],
+        weights: Tensor,
+        *,
+        lr: float,
+        momentum: float = 0.0,
+        eps: float = 1e-8,
+        decay: float = 0.0,
     ) -> None:
-        self._weights, self.lr, self._momentum, self._eps = weights, lr, momentum, eps
+        self._weights, self.lr, self._momentum, self._eps, self._decay = weights, lr, momentum, eps, decay
         self._state: dict[str, Tensor] = {}
         if name == "adam":
             self._state = {"exp_avg": torch.zeros_like(weights), "exp_avg_sq": torch.zeros_like(weights)}
@@ -39,11 +53,15 @@ class FlatOptimizer:
     @classmethod
     def of(cls, settings: LocalTraining, weights: Tensor) -> Self:
         """A fresh optimizer with a recipe's settings."""
-        return cls(settings.optimizer, weights, lr=settings.lr, momentum=settings.momentum)
+        decay = settings.weight_decay or 0.0
+        return cls(settings.optimizer, weights, lr=settings.lr, momentum=settings.momentum, decay=decay)
 
     def step(self, gradient: Tensor) -> None:
         """One step against `gradient`, of the shape of the weights."""
         with torch.no_grad():
+            if self._decay:
+                shrink = self.lr * self._decay
+                self._weights.mul_(1 - shrink if self.trained is None else 1 - shrink * self.trained)
             self._step(gradient)
 
     def state(self) -> dict[str, Tensor]:

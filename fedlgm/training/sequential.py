@@ -82,6 +82,7 @@ class SequentialTrainer:
         if stack is None:
             self._module.train()
         optimizer = self._optimizer(len(orders) * -(-len(y) // settings.batch_size))
+        optimizer.trained = trained
         differentiate = (stack or self._autograd).differentiate
         # Layers of a stack draw nothing; users' parts may, and would otherwise differ from one engine to another.
         with nullcontext() if stack and self._restored is None else seeded(task.seed(), self._device):

@@ -132,6 +132,7 @@ class VectorizedTrainer:
         gradient = torch.zeros_like(weights)
         trained = None if batch[0].trained is None else batch[0].trained.to(self._device)
         optimizer = FlatOptimizer.of(self._settings, weights)
+        optimizer.trained = trained
         result = empty_block(self._width, self._layers.size, self._device, weights.dtype)
         for step in range(schedule.steps):
             gradients = self._call(parameters, *schedule.batch(step))

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedlgm import allocation, mechanisms
 from fedlgm import data as data_sets
 from fedlgm.data import DataSet
-from fedlgm.devices import torch_threads
+from fedlgm.devices import plain_defaults, torch_threads
 from fedlgm.errors import ConfigError
 from fedlgm.extension import named_arguments
 from fedlgm.facts import RunFacts
@@ -70,6 +70,7 @@ class Recommendation(Figures):
 
 
 @named_arguments
+@plain_defaults()
 def recommend(
     recipe: str | Path | Recipe | None = None,
     *,

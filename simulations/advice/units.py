@@ -67,7 +67,7 @@ class Units(ABC):
         training = self.assembly.recipe.training
         self._weights.copy_(model)
         self._module.train()
-        optimizer = FlatOptimizer(training.optimizer, self._weights, lr=training.lr, momentum=training.momentum)
+        optimizer = FlatOptimizer.of(training.local, self._weights)
         for gradient in gradients:
             optimizer.step(gradient)
         return self._weights.clone()

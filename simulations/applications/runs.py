@@ -20,6 +20,7 @@ from torch import Tensor
 
 from clients import AnyClient, ClientData, LayerwiseClient, LocalWork
 from fedlgm.errors import ConfigError, RunError
+from fedlgm.files import is_used
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
@@ -291,11 +292,11 @@ def _run_folder(out: Path | None, settings: Settings) -> Iterator[tuple[RunFolde
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) if out is None else out
         folder, text = RunFolder(path), settings.to_toml()
-        if out is not None and out.exists():
+        if out is not None and is_used(out):
             raise RunError(f"{out} already exists: choose another --out")
         with folder.written():
             if out is not None:
-                out.mkdir(parents=True)
+                out.mkdir(parents=True, exist_ok=True)
             (path / "settings.toml").write_text(text, encoding="utf-8")
             with Ledger(path / "ledger.sqlite", owner=text) as ledger:
                 yield folder, ledger

@@ -58,6 +58,7 @@ class ExampleLevel(UnitKind):
             )
         for key, value, usual, why in (
             ("training.gradient_clip", training.gradient_clip, None, "the mechanism bounds every example's gradient"),
+            ("training.weight_decay", training.weight_decay, None, "weights decay in clients' own training only"),
             ("training.vectorize", training.vectorize, "off", "a client's examples are already trained together"),
             ("trainer", recipe.trainer and recipe.trainer.name, None, "the example-level engine trains"),
             ("training.compile", training.compile, False, "the example-level engine is not compiled"),

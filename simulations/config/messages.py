@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedlgm import data, mechanisms, models, tasks
-from fedlgm.errors import ConfigError, explained, prefix_key
+from fedlgm.errors import FOREIGN, ConfigError, explained, prefix_key
 from fedlgm.training import kinds
 from simulations.config.named_sections import Data, MechanismSection, Model, TaskSection, TrainerSection
 
@@ -83,6 +83,7 @@ def _explain(raw: dict[str, Any], item: Any, whole: type[BaseModel]) -> str:
         return "extends belongs in a recipe's file: name the other recipe directly, or write a file that extends it"
     kind = section_kind(whole.model_fields[place[0]]) if len(place) > 1 and place[0] in whole.model_fields else None
     if item["type"] == "extra_forbidden" and len(item["loc"]) < 3 and (keys := keys_like(str(place[-1]), whole)):
+        keys = [key for key in keys if key.startswith(f"{place[0]}.")] or keys
         return f"{'.'.join(map(str, place))}: unknown key; did you mean {' or '.join(map(repr, keys))}?"
     if len(place) == 1 and isinstance(item["input"], str) and (keys := keys_like(str(place[0]), whole)):
         return f"{place[0]}: is a section, not {item['input']!r}; did you mean {keys[0]!r}?"
@@ -92,11 +93,15 @@ def _explain(raw: dict[str, Any], item: Any, whole: type[BaseModel]) -> str:
 def keys_like(name: str, whole: type[BaseModel]) -> list[str]:
     """Keys "section.key" of a recipe that a bare name may mean: `key`, `num_key`, `section_key` or `section`.
 
+    Names that other libraries give to a key are known too.
+
     Args:
         name: the name as written.
         whole: the model of a recipe.
     """
-    name = name.removeprefix("num_")
+    name = FOREIGN.get(name, name).removeprefix("num_")
+    if name == "bound":
+        return ["mechanism.bound"]
     kinds = {section: section_kind(field) for section, field in whole.model_fields.items()}
     return [
         f"{section}.{key}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -20,8 +19,8 @@ from simulations.config.sections import Count, Seed
 
 def _absolute(path: str) -> str:
     try:
-        return str(path_of("file", Path(path).expanduser()).resolve())
-    except (ConfigError, RuntimeError) as error:  # there is no such user
+        return str(path_of("file", path).resolve())
+    except ConfigError as error:
         raise ValueError(str(error)) from error
 
 

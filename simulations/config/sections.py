@@ -168,6 +168,7 @@ class Training(Section):
     steps: Count | None = None
     exact_sums: bool | None = None
     gradient_clip: Positive | None = None
+    weight_decay: Positive | None = None
     vectorize: Literal["off", "on", "auto"] = "off"
     width: Count | None = None
     compile: bool | Literal["auto"] = False

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from clients.node.folder import NodeFolder
 from fedlgm.errors import ConfigError, RunError, explained
-from fedlgm.files import create_durably, drafted
+from fedlgm.files import create_durably, drafted, is_used
 from fedlgm.node_protocol import public_text
 from fedlgm.noised_by import hides_answers
 from fedlgm.noised_in_shares import least_threshold
@@ -73,7 +73,7 @@ def create(
             raise ConfigError(f"--host takes a name or address, such as fl.example.org, without a port, got {host!r}")
     path = path.resolve()
     DeploymentFolder(path).node(f"node{nodes - 1}").service.check_length()
-    if path.exists():
+    if is_used(path):
         raise RunError(f"{path} already exists: choose another folder, or remove it (its nodes' ledgers too)")
     try:
         with drafted(path) as draft:

@@ -111,7 +111,7 @@ def work_of(recipe: Recipe) -> dict[str, Any]:
         "group_by": recipe.mechanism.group_by,
         "task": {"name": recipe.task.name, **recipe.task.options},
         "model": model,
-        "training": asdict(recipe.training.local),
+        "training": recipe.training.local.to_dict(),
     }
     if recipe.training.exact_sums:
         work["exact_sums"] = True  # of example-level steps

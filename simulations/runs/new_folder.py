@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedlgm.errors import DiskError, RunError
-from fedlgm.files import PUBLIC, drafted, why, write_durably
+from fedlgm.files import PUBLIC, drafted, is_used, why, write_durably
 from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
 
@@ -17,7 +17,7 @@ def create(path: Path, recipe: Recipe) -> RunFolder:
     """Make a new folder, which contains its recipe from the start, and the folders above it.
 
     Raises:
-        RunError: the folder exists, and nothing is changed.
+        RunError: the folder exists and is not empty, and nothing is changed.
         DiskError: the folder cannot be created.
     """
     refuse_existing(path)
@@ -32,8 +32,8 @@ def create(path: Path, recipe: Recipe) -> RunFolder:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise RunError if `path` exists."""
-    if path.exists():
+    """Raise RunError if `path` exists and is not an empty folder."""
+    if is_used(path):
         raise RunError(
             f"{path} already exists: choose another folder (--run-dir, run_dir=), or continue the run in it "
             f"(--resume {path}, simulations.resume)"

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from fedlgm.errors import LedgerError, Notice, RunError
+from fedlgm.errors import LedgerError, Notice, OtherObjectsError, RunError
 from fedlgm.files import create_durably
 from simulations.config.own import FIXED, Own
 from simulations.runs import strict_json
@@ -93,24 +93,24 @@ class ProvenanceFile:
         """Refuse Python objects other than those that the run was given.
 
         Raises:
-            RunError: the message names the object that differs or is missing.
+            OtherObjectsError: the message names the object that differs or is missing.
         """
         self.check_named(fingerprints)
         for what, fingerprint in self.read().get("objects", {}).items():
             if not self._agrees(fingerprint, fingerprints.get(what, "")):
                 weights = " (its initial weights are part of it: a new module draws others)" if what == "model" else ""
-                raise RunError(f"{self._run} was run with another {what}; pass the same one{weights}")
+                raise OtherObjectsError(f"{self._run} was run with another {what}; pass the same one{weights}")
 
     def check_named(self, given: Iterable[str]) -> None:
         """Refuse objects that replace parts that the run took from its recipe.
 
         Raises:
-            RunError: the message names the object.
+            OtherObjectsError: the message names the object.
         """
         stored = self.read().get("objects")
         further = [] if stored is None else [what for what in given if what in vars(Own()) and what not in stored]
         if further:
-            raise RunError(
+            raise OtherObjectsError(
                 f"{self._run} was run with the {further[0]} of its recipe, and cannot be continued with another"
             )
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlgm import inputs
+from fedlgm.devices import drawing
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.separation import fresh
 from fedlgm.tasks import evaluate
@@ -137,4 +138,5 @@ class Recorder:
         if last or record.round % run.checkpoint_every == 0:
             self._folder.save(transcript, optimizer)
         if self._progress is not None:
-            self._progress({**private, **row})
+            with drawing():  # a user's function, in the thread beside the training
+                self._progress({**private, **row})

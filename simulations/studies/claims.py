@@ -129,7 +129,7 @@ def _difference(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str
     own = frames.at(frame, claim.at)
     sides: Sides = ("method", claim.a, claim.b)
     if claim.along is not None:
-        values = [value for value in own[claim.along].tolist() if frames.name_of(value) != "none"]
+        values = [value for value in own[claim.along].tolist() if not frames.is_missing(value)]
         own = frames.at(own, {"method": claim.a})
         sides = (claim.along, *((values[-1], values[0]) if values else (None, None)))
     cells = frames.cells_of(own, [key for key in keys if key != claim.along], {})

@@ -172,21 +172,15 @@ def _write(
     found: Study, kept: dict[str, Any], metrics: list[str] | None = None, x: str | None = None, y: str | None = None
 ) -> str:
     """Write a study's files into its folder; returns their names as text."""
-    from fedlgm.errors import RunError
     from simulations.runs import strict_json
-    from simulations.studies.records import NOT_KEPT
+    from simulations.studies.records import FILE, NOT_KEPT, writing
 
-    csv, latex, picture, json = (found.folder / name for name in ("runs.csv", "table.tex", "study.svg", "study.json"))
-    try:
+    csv, latex, picture, json = (found.folder / name for name in ("runs.csv", "table.tex", "study.svg", FILE))
+    with writing(found.folder):
         strict_json.write(json, kept, indent=1)
         found.to_frame().drop(columns=NOT_KEPT).to_csv(csv, index=False)
         found.to_latex(latex, metrics)
         found.plot(picture, x=x, y=y)
-    except OSError as error:
-        raise RunError(
-            f"cannot write the study's tables to {found.folder}: {error.strerror}; its finished runs are kept, and the "
-            "same command writes the tables once the folder can be written"
-        ) from error
     return f"files: {csv}, {latex}, {picture}, {json}"
 
 

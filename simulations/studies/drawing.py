@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,22 +23,31 @@ _KINDS = (".png", ".svg", ".pdf")
 
 
 def draw(
-    study: Study, path: Path | str | None, x: str | None, hue: str, y: str, spread: str, labels: Mapping[str, str]
+    study: Study,
+    path: Path | str | None,
+    x: str | None,
+    hue: str | Sequence[str] | None,
+    y: str,
+    spread: str,
+    labels: Mapping[str, str],
 ) -> Figure:
     """See `Study.plot`."""
     from matplotlib.figure import Figure as Drawn
 
     if spread not in ("interval", "std"):
         raise ConfigError(f"spread must be 'interval' or 'std', got {spread!r}")
-    if path is not None and path_of("path", path).suffix.lower() not in _KINDS:
+    file = None if path is None else path_of("path", path)
+    if file is not None and file.suffix.lower() not in _KINDS:
         raise ConfigError(f"a picture's file must end in {', '.join(_KINDS)}, got {str(path)!r}")
     frame = study.to_frame()
-    several = [key for key in study.keys if key not in ("method", "mechanism", hue) and len(_values(frame, key)) > 1]
-    over = x or (several[0] if several else "round")
-    if over not in (*study.keys, "round") or hue not in study.keys:
-        raise ConfigError(
-            f"no key {over if hue in study.keys else hue!r} in this study; it has {', '.join(study.keys)}"
-        )
+    asked = [] if hue is None else [hue] if isinstance(hue, str) else list(hue)
+    varied = [key for key in ("method", *study.compared_keys) if len(frames.values_of(frame, key)) > 1]
+    over = x or next((key for key in varied if key not in ("method", *asked) and len(_values(frame, key)) > 1), "round")
+    unknown = [key for key in (over, *asked) if key not in (*study.keys, "round")]
+    if unknown or "round" in asked:
+        raise ConfigError(f"no key {(*unknown, 'round')[0]!r} in this study; it has {', '.join(study.keys)}")
+    lines = asked or [key for key in varied if key != _method(over)] or ["method"]
+    pooled = [key for key in varied if key not in map(_method, (over, *lines))]
     data = study.history() if over == "round" else frame
     frames.check_metric(data, frames.metrics_of(frame, study.keys), y)
 
@@ -56,15 +65,16 @@ def draw(
     axes = figure.subplots()
     ticks = _values(data, over)
     numeric = all(map(frames.is_number, ticks))
-    for index, value in enumerate(frames.values_of(data, hue)):
-        label = str(labels.get(str(value), value))
-        own = frames.at(data, {hue: value}).dropna(subset=y)
-        if own.empty:
+    for index, cell in enumerate(frames.cells_of(data, lines, {})):
+        shown = ["-" if frames.is_missing(value) else str(value) for value in cell.values()]
+        label = ", ".join(labels.get(value, value) for value in shown)
+        rows = _per_seed(frames.at(data, cell).dropna(subset=y), [*lines, over], pooled, y)
+        if rows.empty:
             continue
-        found = {tick: frames.at(own, {over: tick})[y].to_numpy(dtype=float) for tick in ticks}
+        found = {tick: frames.at(rows, {over: tick})[y].to_numpy(dtype=float) for tick in ticks}
         found = {tick: figures for tick, figures in found.items() if len(figures)}
         if not found:  # what no value of the key changes, such as a budget without privacy
-            axes.axhline(own[y].mean(), color=f"C{index}", linestyle=":", label=label)
+            axes.axhline(rows[y].mean(), color=f"C{index}", linestyle=":", label=label)
             continue
         at = np.array([tick if numeric else ticks.index(tick) for tick in found], dtype=float)
         mean = np.array([figures.mean() for figures in found.values()])
@@ -83,15 +93,36 @@ def draw(
         axes.set_xticks(range(len(ticks)), [str(labels.get(str(tick), tick)) for tick in ticks])
     axes.set(xlabel=labels.get(over, over), ylabel=labels.get(y, f"test {y}"))
     axes.grid(alpha=0.3)
-    axes.legend(title=None if hue == "method" else labels.get(hue, hue), fontsize="small")
-    if path is not None:
-        file = Path(path)
-        write_whole(file, lambda partial: figure.savefig(partial, dpi=150, format=file.suffix[1:].lower()))
+    names = [] if lines == ["method"] else [", ".join(labels.get(key, key) for key in lines)]
+    if pooled:
+        names.append(f"mean over {', '.join(labels.get(key, key) for key in pooled)}")
+    axes.legend(title="\n".join(names) or None, fontsize="small")
+    if file is not None:
+        kind = file.suffix[1:].lower()
+        write_whole(file, lambda partial: figure.savefig(partial, dpi=150, format=kind))
     return figure
 
 
 def _values(frame: DataFrame, key: str) -> list[Any]:
-    return [value for value in frames.values_of(frame, key) if frames.name_of(value) != "none"]
+    return [value for value in frames.values_of(frame, key) if not frames.is_missing(value)]
+
+
+def _method(key: str) -> str:
+    """The column that a key stands for: both columns of a mechanism hold its label."""
+    return "method" if key == "mechanism" else key
+
+
+def _per_seed(rows: DataFrame, keys: list[str], pooled: Sequence[str], y: str) -> DataFrame:
+    """One row per seed and value of the keys: the mean over the pooled settings, for the seeds that have most of them.
+
+    The settings of one seed are not independent, so they count as one figure of an interval.
+    """
+    if not pooled or rows.empty:
+        return rows
+    keys = list(dict.fromkeys(keys))
+    means = rows.groupby([*keys, "seed"], sort=False, dropna=False)[y].agg(["mean", "size"]).reset_index()
+    most = means.groupby(keys, sort=False, dropna=False)["size"].transform("max")
+    return means[means["size"] == most].rename(columns={"mean": y})
 
 
 def _reach(values: np.ndarray, spread: str) -> tuple[float, float]:

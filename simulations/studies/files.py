@@ -42,6 +42,7 @@ from simulations.studies.search import LEAST_SEEDS
 BUNDLED = Path(__file__).parent
 _ELSEWHERE = "elsewhere"
 _DEEPEST = 5
+_IN_REPOSITORY = " (in the folder of fedlgm's repository)"  # elsewhere Python finds other packages of this name
 
 
 class StudyFile(BaseModel):
@@ -103,7 +104,9 @@ class Elsewhere(BaseModel):
     why: str = ""
 
     def __str__(self) -> str:
-        return f"made by: {self.command}" if self.command else f"not made: {self.why}"
+        if not self.command:
+            return f"not made: {self.why}"
+        return f"made by: {self.command}" + _IN_REPOSITORY * self.command.startswith("python -m benchmarks.")
 
 
 def elsewhere() -> dict[str, Elsewhere]:
@@ -111,7 +114,7 @@ def elsewhere() -> dict[str, Elsewhere]:
 
     Example:
         >>> print(elsewhere()["003-table-3"])
-        made by: python -m benchmarks.inid
+        made by: python -m benchmarks.inid (in the folder of fedlgm's repository)
     """
     raw = tomllib.loads((BUNDLED / f"{_ELSEWHERE}.toml").read_text(encoding="utf-8"))
     return {name: Elsewhere.model_validate(one) for name, one in raw.items()}

@@ -201,8 +201,8 @@ def _cell(value: Any) -> Any:
 
 def name_of(value: Any) -> str:
     """Equal names for equal values, regardless of their type in the frame; None and NaN have the same name."""
-    if value is None or (isinstance(value, (float, np.floating)) and np.isnan(value)):
-        return "none"
+    if is_missing(value):
+        return "\0"  # no text has this name, not even "none"
     if isinstance(value, list):
         value = tuple(value)
     if isinstance(value, (bool, np.bool_)):
@@ -210,8 +210,13 @@ def name_of(value: Any) -> str:
     return f"{float(value)!r}" if isinstance(value, (int, float, np.number)) else str(value)
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a frame's value is None or NaN, as where a key means nothing for a method."""
+    return value is None or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+
+
 def _short(value: Any) -> str:
-    if name_of(value) == "none":
+    if is_missing(value):
         return "--"
     return f"{value:g}" if is_number(value) else str(value)
 

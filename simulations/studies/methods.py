@@ -76,7 +76,7 @@ class Method:
             if key not in known:
                 raise ConfigError(f"{label!r}: {what} has no option {key!r}; its options: {', '.join(known)}")
         changes = {f"mechanism.{key}": value for key, value in own.items()} | further
-        return cls(label or what, *named(what), changes)
+        return cls(label or what, *mechanisms.split(what), changes)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -142,23 +142,13 @@ def _made(kind: type[Mechanism], values: Mapping[str, Any]) -> Mechanism:
         raise ConfigError(f"{kind.__name__}: {error}") from error
 
 
-def named(method: str) -> tuple[str, str]:
-    """Mechanism and variant of a method; a registered name may have a variant, "package.module:Class" has none.
-
-    >>> named("ladp:published"), named("ladp"), named("mypackage.rules:InverseSize")
-    (('ladp', 'published'), ('ladp', ''), ('mypackage.rules:InverseSize', ''))
-    """
-    name, _, variant = method.partition(":")
-    return (name, variant) if not variant or name in mechanisms.names(None) else (method, "")
-
-
 def options(method: str) -> tuple[str, ...]:
     """Names of the options that a method has.
 
     Raises:
         ConfigError: the mechanism or variant is unknown.
     """
-    name, variant = named(method)
+    name, variant = mechanisms.split(method)
     return mechanisms.options(name, variant or "sound")
 
 

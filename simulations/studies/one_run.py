@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlgm.errors import ConfigError, DiskError, FedlgmError, LedgerError
+from fedlgm.errors import ConfigError, DiskError, FedlgmError, LedgerError, OtherObjectsError
 from simulations import launch
 from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
@@ -60,6 +60,10 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
             launch.resume(path, engine=engine, progress=report, own=job.own)
         else:
             launch.simulate(job.recipe, engine=engine, run_dir=path, progress=report, own=job.own)
+    except OtherObjectsError as error:
+        raise ConfigError(
+            f"{error}; choose another folder for this study, or read the finished runs with Study.read({str(out)!r})"
+        ) from error
     except (LedgerError, DiskError):  # a set is not complete without them, or no further run can be
         raise
     except FedlgmError as error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, RunError
 from simulations.config.assembly import Assembly
 from simulations.runs import strict_json
 from simulations.studies import frames
@@ -20,6 +21,8 @@ from simulations.studies.search import Search, Shift
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+FILE = "study.json"
+"""File of a study's figures, in its folder."""
 NOT_KEPT = ["seconds", "folder"]
 """Columns that files omit, because wall times show how many clients took part."""
 
@@ -122,7 +125,7 @@ class RunRecords:
 
 @dataclass(frozen=True)
 class KeptRecords:
-    """Figures of a file that `fedlgm study` has written, with `rounds` if the study's picture needs them.
+    """Figures of a study's file.
 
     Attributes:
         kept: values of the file (see `kept`).
@@ -141,10 +144,10 @@ class KeptRecords:
             kept = strict_json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"{path} is not a study.json that fedlgm study has written: {why}") from error
+            raise ConfigError(f"{path} is not a study.json of fedlgm: {why}") from error
         lost = {"keys", "headline", "runs"} - (kept.keys() if isinstance(kept, dict) else set())
         if lost:
-            raise ConfigError(f"{path} is not a study.json that fedlgm study has written: it has no {min(lost)}")
+            raise ConfigError(f"{path} is not a study.json of fedlgm: it has no {min(lost)}")
         return cls(kept)
 
     @property
@@ -205,7 +208,7 @@ def kept(found: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
 
     Args:
         found: a study's records.
-        rounds: columns of the rounds to keep in addition to the keys; only rounds with these columns are kept.
+        rounds: columns of the rounds to keep in addition to the keys; only rounds with these figures are kept.
     """
     made: dict[str, Any] = {
         "keys": list(found.keys),
@@ -214,13 +217,28 @@ def kept(found: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
         "joint": dict(found.joint),
         "runs": rows_of(found.runs.drop(columns=NOT_KEPT)),
     }
-    if rounds:
-        history = found.rounds.dropna(subset=list(rounds))
-        made["rounds"] = rows_of(history[[*found.keys, "seed", "round", *rounds]])
+    if rounds and {*rounds} <= {*(history := found.rounds)}:  # no run may have a round
+        made["rounds"] = rows_of(history.dropna(subset=list(rounds))[[*found.keys, "seed", "round", *rounds]])
     if found.search is not None:
         beside = [rows_of(frame.drop(columns=NOT_KEPT)) for frame in found.beside or ()]
         made |= {"searched": list(found.searched), "search": rows_of(found.search), "beside": beside}
     return made
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Every block that writes a study's files.
+
+    Raises:
+        RunError: the system refuses a file.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write the study's tables to {folder}: {error.strerror}; its finished runs are kept, and the "
+            "same call writes the tables once the folder can be written"
+        ) from error
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:

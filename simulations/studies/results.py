@@ -14,7 +14,7 @@ from fedlgm.extension import named_arguments
 from fedlgm.files import path_of, write_whole
 from fedlgm.privacy.guarantee import caveat_of
 from simulations.studies import frames, joint
-from simulations.studies.records import KeptRecords, Records
+from simulations.studies.records import FILE, KeptRecords, Records
 from simulations.studies.rows import JointCost
 from simulations.studies.statistics import LEVEL, Difference, difference, holm, over_cells
 
@@ -68,8 +68,8 @@ class StudyDifference(Difference):
 class Study:
     """Finished runs of a grid. Figures are those of the final models on the test set.
 
-    `Study.read` reads the figures of a `study.json` that `fedlgm study` has written; its frames have no seconds and no
-    folders.
+    `Study.read` reads the figures from the file `study.json` that every study writes into its folder; its frames have
+    no seconds and no folders.
 
     Example:
         >>> import simulations, tempfile
@@ -101,11 +101,11 @@ class Study:
         """
         file = path_of("path", path)
         if file.is_dir():
-            file /= "study.json"
+            file /= FILE
             if not file.exists():
                 raise ConfigError(
-                    f"{path} has no study.json, which the command fedlgm study writes: to read the runs, repeat the "
-                    f"call of study(..., folder={str(path)!r})"
+                    f"{path} has no {FILE}, which a study writes at its end: repeat its call, which does not repeat "
+                    "finished runs"
                 )
         return cls(file, KeptRecords.read(file))
 
@@ -173,7 +173,7 @@ class Study:
             raise ConfigError(f"the file of a LaTeX table must end in .tex, got {str(path)!r}")
         text = f"% {self._published()}\n" + frames.latex(self.table(metrics), self.keys, self._metrics(metrics))
         if path is not None:
-            write_whole(Path(path), lambda partial: partial.write_text(text, encoding="utf-8"))
+            write_whole(path_of("path", path), lambda partial: partial.write_text(text, encoding="utf-8"))
         return text
 
     @named_arguments
@@ -182,7 +182,7 @@ class Study:
         path: Path | str | None = None,
         *,
         x: str | None = None,
-        hue: str = "method",
+        hue: str | Sequence[str] | None = None,
         y: str | None = None,
         spread: str = "interval",
         labels: Mapping[str, str] | None = None,
@@ -192,7 +192,9 @@ class Study:
         Args:
             path: PNG, SVG or PDF to write.
             x: a key of the grid, or "round"; default: the first key with several values, or else "round".
-            hue: key with one line for each of its values.
+            hue: key, or keys, with one line for each combination of their values; figures are then averaged over all
+                other keys, which the legend names. Default: all keys with several values, so that no line joins
+                different settings.
             y: metric; default: the task's headline.
             spread: "interval" (95 %, Student) or "std".
             labels: texts to show instead of methods, keys and metrics.
@@ -228,7 +230,11 @@ class Study:
             if label not in (known := frames.values_of(self._frame, by)):
                 raise ConfigError(f"no {by} {label!r} in this study; it has {', '.join(map(str, known))}")
         frames.check_metric(self._frame, frames.metrics_of(self._frame, self.keys), name)
-        others = self.compared_keys if by == "method" else ["method", *(key for key in self.compared_keys if key != by)]
+        others = (
+            self.compared_keys
+            if by in ("method", "mechanism")
+            else ["method", *(key for key in self.compared_keys if key != by)]
+        )
         return _differences(self._frame, self.records.beside, (by, a, b), name, others, at or {})
 
     def _key_of(self, a: Any, b: Any) -> str:

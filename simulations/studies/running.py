@@ -46,7 +46,7 @@ def run(
     Returns: The reasons why runs have no figures, by name of their folder.
 
     Raises:
-        ConfigError: `out` holds a run of the same name with other settings.
+        ConfigError: `out` holds a run of the same name with other settings or objects.
         FedlgmError: a mistake in the arguments prevents every run.
         LedgerError: a run's spending is unknown.
         DiskError: a run's files cannot be written.
@@ -80,7 +80,12 @@ def _unfinished(job: Job, out: Path) -> bool:
 def _outcomes(
     todo: Sequence[Job], out: Path, engine: str, on_row: OnRow | None, workers: int | str
 ) -> Iterator[tuple[Job, Ended]]:
-    """Yield the runs with their outcomes: those that need no other process, then the others, as they end."""
+    """Yield the runs with their outcomes: those that need no other process, then the others, as they end.
+
+    Finished runs come first, then interrupted ones, because a run of other settings or objects ends the set, and no
+    new run should be charged before.
+    """
+    todo = sorted(todo, key=lambda job: (_unfinished(job, out), not (out / job.folder).exists()))
     away = {} if workers == 1 else {job.folder: job for job in todo if not job.refused and _unfinished(job, out)}
     if away and engine != "local":
         raise ConfigError(f"engine {engine!r} spreads each run over the machine: leave out workers, or the engine")

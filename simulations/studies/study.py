@@ -12,6 +12,7 @@ import numpy as np
 
 from fedlgm import data as data_sets
 from fedlgm import models
+from fedlgm.devices import plain_defaults
 from fedlgm.errors import ConfigError, FedlgmError, check_count
 from fedlgm.extension import named_arguments
 from fedlgm.files import path_of
@@ -22,15 +23,17 @@ from simulations.config.assembly import Assembly
 from simulations.config.overrides import Overrides, settings
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Recipe
+from simulations.runs import strict_json
 from simulations.studies import frames, networks, running
 from simulations.studies.jobs import MODEL, Job, grid_jobs
 from simulations.studies.progress import Line
-from simulations.studies.records import RunRecords, Searched
+from simulations.studies.records import FILE, RunRecords, Searched, kept, writing
 from simulations.studies.results import Study
 from simulations.studies.search import LEAST_SEEDS, Point, Search, Shift
 
 
 @named_arguments
+@plain_defaults()
 def study(
     recipe: str | Path | Recipe | None = None,
     *,
@@ -81,7 +84,8 @@ def study(
         The finished runs. A run that diverged, or that the recipe's rules refuse, is a row with its reason.
 
     Raises:
-        ConfigError: an argument is wrong, or the folder holds other runs.
+        ConfigError: an argument is wrong, or the folder holds runs of other settings or objects, such as a module
+            with other initial weights. Nothing new is then run, and `Study.read(folder)` reads the finished runs.
         LedgerError: a run's spending is unknown.
     """
     refuse_unknown("study", options)
@@ -100,10 +104,10 @@ def study(
         "task": task or (networks.task_of(axes[MODEL]) if MODEL in axes else models.task_of(model)),
     }  # fmt: skip
     base, own, shared = base_of(recipe, axes, given, overrides)
-    out = path_of("folder", folder) if folder is not None else Path("runs") / f"study-{base.name}"
+    out = (Path("runs") / f"study-{base.name}" if folder is None else path_of("folder", folder)).absolute()
     if search is None:
         todo = grid_jobs(base, axes, range(seeds), shared, own)
-        return Study(out, RunRecords(out, todo, complete(todo, out, workers, progress)))
+        return _kept(RunRecords(out, todo, complete(todo, out, workers, progress)))
     wanted = Search.of(search, search_seeds, axes)
     trials = grid_jobs(base, axes | dict(wanted.axes), wanted.repetitions, shared, own)
     failed = complete(trials, out, workers, progress)
@@ -111,7 +115,14 @@ def study(
     chosen, shifted = _chosen(wanted, trials, finals, out, failed)
     needed = {job.folder: job for job in (*chosen, *(job for jobs in shifted.values() for job in jobs))}
     failed |= complete(list(needed.values()), out, workers, progress)
-    return Study(out, RunRecords(out, chosen, failed, Searched(wanted, trials, shifted)))
+    return _kept(RunRecords(out, chosen, failed, Searched(wanted, trials, shifted)))
+
+
+def _kept(found: RunRecords) -> Study:
+    """The study, after its figures are written into its folder for `Study.read`."""
+    with writing(found.folder):
+        strict_json.write(found.folder / FILE, kept(found, [found.headline]), indent=1)
+    return Study(found.folder, found)
 
 
 def base_of(

@@ -26,9 +26,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedlgm import data as data_sets
+from fedlgm.devices import plain_defaults
 from fedlgm.errors import DiskError, DivergedError, RunError
 from fedlgm.extension import named_arguments
-from fedlgm.files import PUBLIC, disk_errors, drafted, path_of, why, write_durably, write_whole
+from fedlgm.files import PUBLIC, disk_errors, drafted, is_used, path_of, why, write_durably, write_whole
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.privacy import Ledger
 from fedlgm.privacy.selection import Law, draw_runs
@@ -70,7 +71,7 @@ class TuneResult(Figures):
         self.epsilon, self.epsilon_all_runs = values["epsilon"], values["epsilon_all_runs"]
         self.settings: dict[str, Any] = dict(values.get("settings", {}))
         self.metrics: dict[str, float] = dict(values.get("metrics", {}))
-        self.folder = Path(values["folder"])
+        self.folder = Path(values["folder"]).absolute()
 
     @property
     def accuracy(self) -> float | None:
@@ -92,6 +93,7 @@ class TuneResult(Figures):
 
 
 @named_arguments
+@plain_defaults()
 def tune(
     recipe: str | Path | Recipe | None = None,
     *,
@@ -159,9 +161,9 @@ def _create(path: Path, planned: Search) -> None:
     """Make the folder of a search, with its fixed terms, the charge of the whole search and a private part.
 
     Raises:
-        RunError: the folder exists or cannot be created.
+        RunError: the folder exists and is not empty, or cannot be created.
     """
-    if path.exists():
+    if is_used(path):
         raise RunError(
             f"{path} already exists: a search is made once and never continued, because the number of its runs must "
             "not depend on their results; a stopped one stays charged, and a new one is charged again: choose another "

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedlgm import allocation, mechanisms
+import simulations
+from fedlgm import allocation, mechanisms, queries
 from fedlgm.clipping import Scaling
-from fedlgm.errors import FedlgmError
+from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.example_level.scaling import FlatClip
 from fedlgm.extension import load_object
 from fedlgm.facts import LocalSteps, LocalTraining, RunFacts, Sampling
@@ -89,6 +90,35 @@ def test_the_example_of_the_documentation_passes(monkeypatch: pytest.MonkeyPatch
     check_mechanism(kind("inverse-size"))
     lines = [line for line in (EXAMPLES / "own_mechanism.py").read_text().splitlines() if line.strip()]
     assert len(lines) <= 20
+
+
+def test_the_query_of_the_documentation_is_answered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    kind = load_object("own_query:FallingBound", "mechanism")
+    check_mechanism(kind("falling-bound"))
+    changes = ["mechanism.name=own_query:FallingBound", "federation.rounds=3"]
+    result = simulations.simulate("digits", overrides=changes, run_dir=tmp_path / "run")
+    bounds = [np.linalg.norm(row["clip"]) for row in result.history]
+    assert bounds[0] == pytest.approx(1.0)
+    assert bounds[-1] < 1.0  # the updates of this recipe are short
+    assert 7.9 < result.epsilon <= 8
+
+
+def test_a_query_that_is_not_registered_is_refused_before_a_run(tmp_path: Path) -> None:
+    class Unknown(queries.BelowShare):
+        name = "unknown-to-clients"
+
+    @dataclass(frozen=True)
+    class Asking(Equal):
+        def plan(self, layers, facts, transcript):
+            plan = super().plan(layers, facts, transcript)
+            query = Unknown(tuple(layers.sizes.tolist()))
+            asked = queries.NoisyQuery(query, query.bound * facts.noise_multiplier / 0.1**0.5)
+            return replace(plan, sigma=plan.sigma / 0.9**0.5, queries=(asked,))
+
+    with pytest.raises(ConfigError, match=r"unknown-to-clients'.*register your own .*fedlgm\.queries\.register"):
+        simulations.simulate(mechanism=Asking("asking"), run_dir=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 @dataclass(frozen=True)

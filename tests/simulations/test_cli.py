@@ -82,6 +82,7 @@ def test_what_is_not_json_is_printed_as_words():
 
 def test_an_existing_folder_is_refused_at_once_and_not_offered_for_resuming(run, tiny_file, tmp_path):
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
     status, _, err = run("simulate", tiny_file, "--engine", "local", "--run-dir", tmp_path / "mine")
     assert status == 2
     assert "already exists" in err

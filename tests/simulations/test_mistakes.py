@@ -24,7 +24,8 @@ import fedlgm
 import fedlgm.attacks
 import simulations
 from fedlgm import audits, mechanisms, privacy
-from fedlgm.errors import FedlgmError
+from fedlgm.errors import ConfigError, FedlgmError
+from simulations.config.recipe import BUNDLED, load
 
 X = np.random.default_rng(0).standard_normal((200, 5)).astype(np.float32)
 
@@ -327,7 +328,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "layers in a list": (run(model=[nn.Linear(5, 2)]), "'list' is neither an nn.Module"),
     # paths that no file can have, and numbers that no run can have
     "a recipe of too many characters": (lambda: simulations.simulate("a" * 5000), "recipe 'aaa"),
-    "a file of nobody's": (changed(model__weights="~nobody-here/a"), "model.weights: Could not determine home"),
+    "a file of nobody's": (changed(model__weights="~nobody-here/a"), "a': the user's home is not known"),
     "a file with a name too long": (changed(model__weights="a" * 5000), "cannot be used: File name too long"),
     "a folder with a name too long": (run(run_dir="a" * 5000), "cannot be used: File name too long"),
     "a folder with a zero byte": (run(run_dir="runs/a\0"), "run_dir must be a path, such as 'runs/first'"),
@@ -413,4 +414,35 @@ def test_a_folder_with_a_bundled_name_hides_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("mlp", "digits"):
         Path(name).mkdir()
-    assert run(model="mlp", data=None, run_dir="run")().folder == Path("run")
+    assert run(model="mlp", data=None, run_dir="run")().folder == tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("privacy.target_epsilon=3", "'privacy.epsilon'?"),
+        ("training.learning_rate=0.1", "'training.lr'?"),
+        ("training.local_epochs=2", "'training.epochs'?"),
+        ("privacy.max_grad_norm=1", "'mechanism.bound'?"),
+        ("training.max_grad_norm=1", "'mechanism.bound'?"),
+        ("mechanism.max_grad_norm=1", "'bound'?"),
+    ],
+)
+def test_names_of_other_libraries_lead_to_the_key(written: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match="did you mean") as said:
+        load("digits", [written])
+    assert str(said.value).endswith(f"did you mean {meant}")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])
+def test_a_recipe_of_a_windows_editor_is_read(encoding: str, tmp_path: Path) -> None:
+    text = (BUNDLED / "digits.toml").read_text().replace("\n", "\r\n")
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    (tmp_path / "mine.toml").write_bytes((mark + text).encode(encoding))
+    assert load(str(tmp_path / "mine.toml")).federation == load("digits").federation
+
+
+def test_an_argument_too_many_is_no_value_of_an_option(run) -> None:
+    status, _, err = run("report", "A", "B")
+    assert status == 2
+    assert "the command takes only RUN" in " ".join(err.replace("│", " ").split())

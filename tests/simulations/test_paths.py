@@ -91,3 +91,31 @@ def test_a_function_refuses_it(call, path, tmp_path, monkeypatch):
     with pytest.raises(FedlgmError):
         call(path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_result_finds_its_folder_after_the_program_has_changed_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changes = ["federation.rounds=1", "federation.clients=9"]
+    (tmp_path / "run").mkdir()  # an empty folder may exist
+    result = simulations.simulate(model=nn.Linear(2, 2), **WRITTEN, overrides=changes, run_dir="run")
+    call = {"model": nn.Linear(2, 2), "grid": {"mechanism": ["uniform"]}, "overrides": changes, "seeds": 1}
+    study = simulations.study(**WRITTEN, **call, folder="study", progress=False)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert result.folder == tmp_path / "run"
+    assert len(result.history) == len(study.history()) == 1
+    result.model()
+    assert Path(result["run"]).is_dir()
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_tilde_is_the_users_home(tmp_path, monkeypatch):
+    """It became a folder of that name."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    changes = ["federation.rounds=1", "federation.clients=9"]
+    result = simulations.simulate(model=nn.Linear(2, 2), **WRITTEN, overrides=changes, run_dir="~/runs/first")
+    assert result.folder == tmp_path / "home" / "runs" / "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    with pytest.raises(FedlgmError, match="the user's home is not known"):
+        simulations.simulate(model=nn.Linear(2, 2), **WRITTEN, run_dir="~nobody-of-this-name/run")

@@ -283,3 +283,12 @@ def test_a_round_under_local_trust_that_is_made_again_is_charged_again(tmp_path:
     assert (asked, releases) == ([3, 3], [3, 2])
     assert made.releaser.ledger.participations()[0] == 3
     assert made.epsilon() > 8
+
+
+def test_a_mechanism_may_be_named_with_its_variant(tmp_path):
+    """It was taken for a module named "ladp"."""
+    arguments = {"epsilon": 8.0, "delta": 0.01, "clients": 20, "rounds": 1, "ledger": tmp_path / "ledger.sqlite"}
+    made = PrivateFedAvg(torch.nn.Linear(5, 2), mechanism="snr-consistent:sound", **arguments)
+    assert made.method.mechanism.variant == "sound"
+    with pytest.raises(ConfigError, match="in the paper's frame the clients add the noise"):
+        PrivateFedAvg(torch.nn.Linear(5, 2), mechanism="ladp:published", **arguments)

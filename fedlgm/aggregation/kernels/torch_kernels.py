@@ -109,7 +109,7 @@ def unit_noise(
         group = torch.arange(group, group + -(-length // 4), device=device)
     counter = (group, segment.group_layer, stream)
     words = philox4x32((*counter, 0), key)
-    values = torch.empty(len(group), 4, device=device)
+    values = torch.empty(len(group), 4, dtype=torch.float32, device=device)
     if family == "gaussian":
         u0, u2 = _uniforms(words, (0, 2), counter, key)
         values[:, 0], values[:, 1] = gaussian_pair(u0, words[1])

@@ -194,12 +194,12 @@ def layer_moments(
     """
     clients, device = updates.shape[0], updates.device
     tiles = layout.tiles(tile, device)
-    moments = torch.empty(clients, layout.layers, device=device)
+    moments = torch.empty(clients, layout.layers, dtype=torch.float32, device=device)
     factors = torch.empty_like(moments)
     nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
     if clients:
         updates = aligned(updates)
-        partials = torch.empty(clients, tiles.count, device=device)
+        partials = torch.empty(clients, tiles.count, dtype=torch.float32, device=device)
         row = updates.stride(0)
         with _on(device):
             _moment_kernel[(tiles.count * clients,)](

@@ -60,6 +60,8 @@ class NativeTrainer:
         in_shape: tuple[int, ...] | None = None,
     ) -> None:
         require_cpu(torch.device(device))
+        if settings.weight_decay is not None:
+            raise ConfigError("the compiled kernel has no training.weight_decay: use training.kernel = 'torch'")
         self._library, self._module, self._layers = library(), module, layers
         self._built = Built(module)
         self._task, self._batch = task or Classification(), settings.batch_size

@@ -318,6 +318,7 @@ def test_bad_input_ends_with_one_message_and_status_2(arguments, message, monkey
 
 
 def test_bad_files_and_folders(tmp_path):
+    (tmp_path / "thesis.txt").touch()
     with pytest.raises(RunError, match="already exists"):
         applications.principal_components(components(), tmp_path)
     file = tmp_path / "settings.toml"

@@ -62,7 +62,7 @@ class Ranked(tasks.Classification):
     [
         ((), "a study needs --grid"),
         (("004-table-19",), "no study '004-table-19'"),
-        (("003-table-3",), "003-table-3 is not a grid of runs; made by: python -m benchmarks.inid"),
+        (("003-table-3",), "003-table-3 is not a grid of runs; made by: python -m benchmarks.inid (in the folder of"),
         (("digits", "--grid", "privacy.epsilon"), "--grid takes key=value,value"),
         (("digits", "--grid", "epsilon=1,2"), "did you mean 'privacy.epsilon'"),
         (("digits", "--grid", "mechanism=uniform,uniform"), "two mechanisms have the label 'uniform'"),

@@ -269,10 +269,56 @@ def test_latex_and_pictures(finished: Study, tmp_path: Path) -> None:
     ):
         figure = finished.plot(tmp_path / name, **options)
         assert (tmp_path / name).read_bytes().startswith(head)
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["uniform", "mine", "none"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [
+        "uniform, 8.0", "uniform, 2.0", "mine, 8.0", "mine, 2.0", "none, -",
+    ]  # fmt: skip
     for wrong in ({"x": "epsilon"}, {"y": "f1"}, {"spread": "range"}, {"hue": "colour"}, {"path": "a.gif"}):
         with pytest.raises(ConfigError):
             finished.plot(**{"path": tmp_path / "b.png"} | wrong)
+
+
+class Given:
+    """Records of a study whose accuracy is the sum of its settings' numbers and the seed."""
+
+    beside, searched, headline = None, [], "accuracy"
+    keys = ("method", "mechanism", "model", "privacy.epsilon")
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        cells = [("uniform", model, epsilon) for model in ("wide", "none") for epsilon in (8.0, 2.0)]
+        return pd.DataFrame(
+            dict(
+                zip(self.keys, (method, method, model, epsilon), strict=True),
+                seed=seed, status="finished", epsilon=epsilon, claimed_epsilon=epsilon, guarantee="proven",
+                accuracy=(500 if model == "wide" else 400) + epsilon + seed,
+            )
+            for method, model, epsilon in cells
+            for seed in range(3)
+        )  # fmt: skip
+
+
+def drawn(study: Study, **options) -> tuple[dict[str, list[float]], str]:
+    """The means of a picture's lines by label, and the legend's title."""
+    axes = study.plot(**options).axes[0]
+    lines = {bars.get_label(): [float(y) for y in bars[0].get_ydata()] for bars in axes.containers}
+    return lines, axes.get_legend().get_title().get_text()
+
+
+def test_a_line_joins_no_different_settings() -> None:
+    """Models at 500 and 400 were one line at 450 +- 53, with the intervals of six independent runs."""
+    study = Study(Path("given"), Given())
+    assert drawn(study, x="privacy.epsilon") == ({"wide": [509.0, 503.0], "none": [409.0, 403.0]}, "model")
+    assert drawn(study, x="method")[0] == {
+        "wide, 8.0": [509.0], "wide, 2.0": [503.0], "none, 8.0": [409.0], "none, 2.0": [403.0],
+    }  # fmt: skip
+    lines, title = drawn(study, x="privacy.epsilon", hue="method", spread="std")
+    assert (lines, title) == ({"uniform": [459.0, 453.0]}, "mean over model")
+    bars = study.plot(x="privacy.epsilon", hue="method").axes[0].containers[0][2][0].get_segments()
+    low, high = stats.t.interval(0.95, 2, 459.0, 1 / np.sqrt(3))  # the three seeds' means are 458, 459 and 460
+    assert bars[0][:, 1] == pytest.approx([low, high])
+    assert drawn(study, x="privacy.epsilon", hue=["method", "model"])[1] == "method, model"
+    assert len(study.table("accuracy")) == 4
+    assert len(study.difference("wide", "none").cells) == 2
 
 
 @pytest.mark.parametrize(
@@ -299,7 +345,7 @@ def test_latex_and_pictures(finished: Study, tmp_path: Path) -> None:
             lambda study: study.difference("uniform", "mine", at={"privacy.epsilon": 3}),
             "at: no privacy.epsilon = 3 in this study; it has 8.0, 2.0",
         ),
-        (lambda study: Study.read(study.folder), "study.json, which the command fedlgm study writes: to read the runs"),
+        (lambda study: Study.read(study.folder.parent), "has no study.json, which a study writes at its end: repeat"),
     ],
 )
 def test_a_mistake_with_results_ends_in_one_sentence(
@@ -344,6 +390,27 @@ def test_a_kept_file_gives_the_same_figures_without_the_runs(finished: Study, tm
     assert len(again.history()) == len(finished.history())
     again.plot(tmp_path / "a.svg", x="round")
     assert repr(again).splitlines()[-1] == repr(finished).splitlines()[-1]
+
+
+def test_every_study_can_be_read_from_its_folder(finished: Study) -> None:
+    """Studies made in Python wrote no file, so their figures were lost with the process."""
+    again, wanted = Study.read(finished.folder), lasting(finished)  # a later call may have added figures
+    pd.testing.assert_frame_equal(again.to_frame()[wanted.columns], wanted, check_dtype=False)
+    assert len(again.history()) == len(finished.history())
+    assert drawn(again, x="round") == drawn(finished, x="round")
+
+
+def test_finished_runs_stay_readable_if_a_second_call_has_other_objects(tmp_path: Path) -> None:
+    """A module with new random weights turned the finished runs into failed ones, without figures and in silence."""
+    grid = {"mechanism": ["uniform"]}
+    call = {"overrides": CHANGES | {"federation.rounds": 1}, "folder": tmp_path / "set", "progress": False}
+    before = simulations.study(model=Net(), data=DATA, grid=grid, seeds=1, **call).to_frame()
+    for more in ({"seeds": 2}, {"grid": {"mechanism": ["gaussian", "uniform"]}}, {"workers": 2, "seeds": 2}):
+        with pytest.raises(ConfigError, match=r"was run with another model.*Study\.read\("):
+            simulations.study(model=Net(), data=DATA, **{"grid": grid, "seeds": 1} | call | more)
+    assert [path.name for path in (tmp_path / "set").iterdir() if path.is_dir()] == ["uniform-run0"]
+    again = Study.read(tmp_path / "set").to_frame()
+    assert again["accuracy"].tolist() == before["accuracy"].tolist()
 
 
 @pytest.mark.parametrize(("text", "message"), [(None, "is not a study.json"), ("[", "is not"), ("{}", "has no")])
