@@ -120,7 +120,8 @@ def keeps_nothing(part: Any) -> bool:
     """Whether a part keeps nothing between calls, which its class and the package that defines it say.
 
     Example:
-        >>> class Own(nn.Module): ...
+        >>> class Own(nn.Module):
+        ...     __module__ = "mypkg.models"
         >>> keeps_nothing(nn.Sequential(nn.Linear(2, 1))), keeps_nothing(Own())
         (True, False)
     """
@@ -264,7 +265,7 @@ def shared_state(model: nn.Module | None = None, task: Any = None, trainer: Any 
         trainer: class or function that makes the trainer.
 
     Example:
-        >>> seen = []
+        >>> seen, __name__ = [], "mypkg.losses"
         >>> def loss(outputs, targets):
         ...     return (outputs - targets).abs() / len(seen)
         >>> def plain(outputs, targets):
@@ -410,6 +411,7 @@ class Watched:
         parts: see `shared_state`, which would not see a change through another name.
 
     Example:
+        >>> __name__ = "mypkg.losses"
         >>> def loss(outputs, targets):
         ...     this = loss
         ...     this.seen = outputs
