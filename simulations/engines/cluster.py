@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -20,6 +21,7 @@ from simulations.engines.grid import require_memory
 
 left_behind = threading.Event()
 """Set if something else stopped Ray and it does not end; Ray's handler at Python's exit would then hang, too."""
+_SERVERS = ("gcs_server", "raylet")
 _WORKER_GIB = 0.5  # of a worker that has imported everything, with a small model
 _LOOK_S = 0.2
 _PATIENCE_S, _GONE_S = 15.0, 3.0  # with Ray's start and end; with a start whose control store is gone
@@ -56,6 +58,8 @@ def session(
 
     def live() -> None:
         _settle(started, start)
+        if ours:
+            _say_if_lost(over)
         over.wait()
         if ours:
             _settle(stopped, ray.shutdown)
@@ -84,10 +88,25 @@ def session(
             left_behind.set()
 
 
-def _is_gcs(process: psutil.Process) -> bool:
-    """Whether this is Ray's control store, and alive."""
+def _say_if_lost(over: threading.Event) -> None:
+    """Wait for the end, and say so if Ray's own processes end before: Ray then ends this process without a reason."""
+    alive = [process for process in psutil.Process().children() if _is_alive(process, *_SERVERS)]
+    while not over.wait(_LOOK_S):
+        for process in alive:
+            if not _is_alive(process, *_SERVERS):
+                print(
+                    f"Ray's own processes have ended (pid {process.pid} first), and the run ends with them: continue "
+                    "it with `fedlgm simulate --resume RUN`",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                return
+
+
+def _is_alive(process: psutil.Process, *names: str) -> bool:
+    """Whether a process has one of these names, and is alive."""
     with suppress(psutil.Error):
-        return process.name() == "gcs_server" and process.status() != psutil.STATUS_ZOMBIE
+        return process.name() in names and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
@@ -106,7 +125,7 @@ def _ends(call: Future[Any], starting: bool = False) -> bool:
     """
     patience = _PATIENCE_S
     while not wait([call], timeout=_LOOK_S).done:
-        gone = starting and not any(map(_is_gcs, psutil.Process().children()))
+        gone = starting and not any(_is_alive(process, "gcs_server") for process in psutil.Process().children())
         patience -= _LOOK_S * _PATIENCE_S / _GONE_S if gone else _LOOK_S
         if patience <= 0:
             return False

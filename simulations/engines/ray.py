@@ -7,7 +7,9 @@ without a copy. A block lost with its actor is repeated elsewhere with the same 
 from __future__ import annotations
 
 import math
+import os
 import platform
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +30,9 @@ from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served
 
-_START_S = 180.0  # for the first of several workers to start
+_START_S, _BUSY_S = 180.0, 1800.0  # for the first of several workers to start; on a machine that is busy otherwise
+_SAY_S = 30.0  # between two notices that it has not
+_BUSY = 2.0  # load per CPU above which a machine is busy
 _SAME = ("fedlgm", "torch", "numpy", "flwr")  # must have the same version on every machine
 _LOST = (RayActorError, OutOfMemoryError, ObjectLostError)  # a worker or its node, not its code
 
@@ -202,11 +206,16 @@ class RayGrid(PoolGrid):
 
     def _next(self, signals: list[ray.ObjectRef]) -> ray.ObjectRef:
         """The first of these that is finished."""
-        idle_for_good = len(signals) == len(self._starting)
-        finished, _ = ray.wait(signals, num_returns=1, timeout=_START_S if idle_for_good else None)
-        if not finished:
-            raise RunError(f"no worker started within {_START_S:.0f} s: Ray has no free CPU left for one")
-        return finished[0]
+        idle_for_good, begun = len(signals) == len(self._starting), time.monotonic()
+        while True:
+            finished, _ = ray.wait(signals, num_returns=1, timeout=_SAY_S if idle_for_good else None)
+            if finished:
+                return finished[0]
+            waited, load = time.monotonic() - begun, os.getloadavg()[0] / (os.cpu_count() or 1)
+            state = f"{ray.available_resources().get('CPU', 0):g} of Ray's CPUs are free, load {load:.1f} per CPU"
+            if waited > (_BUSY_S if load > _BUSY else _START_S):
+                raise RunError(f"no worker started within {waited:.0f} s: {state}; use --engine processes, or wait")
+            self.say(Notice(f"no worker has started for {waited:.0f} s: {state}; still waiting"))
 
     def close(self) -> None:
         """Stop the actors."""
