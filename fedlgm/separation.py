@@ -25,11 +25,13 @@ from types import (
     BuiltinFunctionType,
     CodeType,
     FunctionType,
+    GenericAlias,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
     NoneType,
+    UnionType,
 )
 from typing import Any, NamedTuple, TypeVar
 
@@ -120,7 +122,8 @@ def keeps_nothing(part: Any) -> bool:
     """Whether a part keeps nothing between calls, which its class and the package that defines it say.
 
     Example:
-        >>> class Own(nn.Module): ...
+        >>> class Own(nn.Module):
+        ...     __module__ = "mypkg.models"
         >>> keeps_nothing(nn.Sequential(nn.Linear(2, 1))), keeps_nothing(Own())
         (True, False)
     """
@@ -162,6 +165,11 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _VALUES) and package_of_code(type(value)) in KNOWN
 
 
+def _is_plain_layer(value: Any) -> bool:
+    """Whether it is a layer without tensors that keeps nothing, such as a loss of PyTorch."""
+    return isinstance(value, nn.Module) and keeps_nothing(value) and not _tensors_of(value)
+
+
 def _inside(item: Reached) -> list[Reached]:
     """What an object refers to directly."""
     path, value, top, shared, made = item
@@ -177,7 +185,7 @@ def _inside(item: Reached) -> list[Reached]:
         return [Reached(path, each, top) for each in functions if each is not None]
     if isinstance(value, type):
         return [Reached(name, each, top) for name, each in _members(value, made)]
-    if isinstance(value, ModuleType | Tensor | np.ndarray):
+    if isinstance(value, ModuleType | Tensor | np.ndarray) or (shared and _is_plain_layer(value)):
         return []
     held: list[tuple[str, Any]] = []
     if isinstance(value, dict):
@@ -234,11 +242,18 @@ def _members(kind: type, made: bool) -> Iterator[tuple[str, Any]]:
     for base in kind.__mro__:
         if package_of_code(base) in KNOWN:
             continue
+        remade = made or any(isinstance(each, FunctionType) and _makes_its_kind(each) for each in vars(base).values())
         for name, value in vars(base).items():
             code = isinstance(value, FunctionType | property | staticmethod | classmethod | functools.cached_property)
             special = (name.startswith("__") and name.endswith("__")) or name == "_abc_impl"
-            if (code or not special) and (made or name not in _MAKING):
+            if (code or not special) and (remade or name not in _MAKING):
                 yield f"{base.__name__}.{name}", value
+
+
+def _makes_its_kind(function: FunctionType) -> bool:
+    """Whether a method may make another object of its class, as `type(self)()`."""
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    return not function.__name__.startswith("__") and bool(names & {"type", "__class__"})
 
 
 def _globals_of(code: CodeType) -> Iterator[str]:
@@ -264,7 +279,7 @@ def shared_state(model: nn.Module | None = None, task: Any = None, trainer: Any 
         trainer: class or function that makes the trainer.
 
     Example:
-        >>> seen = []
+        >>> seen, __name__ = [], "mypkg.losses"
         >>> def loss(outputs, targets):
         ...     return (outputs - targets).abs() / len(seen)
         >>> def plain(outputs, targets):
@@ -331,9 +346,9 @@ def _why(item: Reached, unseen: bool) -> str | None:
         return None
     if isinstance(value, tuple | frozenset | MethodType):
         return None
-    if isinstance(value, nn.Module) and keeps_nothing(value) and not _tensors_of(value):
+    if _is_plain_layer(value):
         return None
-    if type(value).__module__ in ("typing", "types", "torch._ops", "functools"):
+    if isinstance(value, GenericAlias | UnionType) or type(value).__module__ in ("typing", "torch._ops"):
         return None
     return f"all copies share {path}, {with_article(type(value).__name__)}"
 
@@ -347,8 +362,6 @@ def _why_class(kind: type) -> str | None:
                 return f"{base.__name__} has its own {name}"
         if package_of_code(type(base)) not in KNOWN and type(base) not in (type, ABCMeta):
             return f"{base.__name__} has a metaclass, {type(base).__name__}"
-        if vars(base).get("__slots__") and issubclass(kind, nn.Module):
-            return f"{base.__name__} has slots"
     return None
 
 
@@ -410,6 +423,7 @@ class Watched:
         parts: see `shared_state`, which would not see a change through another name.
 
     Example:
+        >>> __name__ = "mypkg.losses"
         >>> def loss(outputs, targets):
         ...     this = loss
         ...     this.seen = outputs
@@ -424,9 +438,9 @@ class Watched:
     def __init__(self, **parts: Any) -> None:
         self._held: list[tuple[Any, dict[str, Any]]] = []
         if shared_state(**parts) is None:  # otherwise the guarantee is conditional
-            reached = (item.value for part in parts.values() for item in reach(part, ""))
-            code = {id(each): each for each in reached if isinstance(each, FunctionType | type)}
-            self._held = [(each, _own_names(each)) for each in code.values() if package_of_code(each) not in KNOWN]
+            reached = [item for part in parts.values() for item in reach(part, "") if item.shared]
+            held = {id(item.value): item.value for item in reached if _is_watched(item.value)}
+            self._held = [(each, _own_names(each)) for each in held.values()]
 
     def check(self) -> None:
         """Refuse a change.
@@ -438,10 +452,17 @@ class Watched:
             now = _own_names(each)
             if now.keys() != before.keys() or any(now[name] is not value for name, value in before.items()):
                 name = next(n for n in {**now, **before} if now.get(n, ...) is not before.get(n, ...))
+                label = getattr(each, "__qualname__", type(each).__name__)
                 raise PrivacyError(
-                    f"training has changed {each.__qualname__}.{name}, which all copies share: keep state "
+                    f"training has changed {label}.{name}, which all copies share: keep state "
                     "in attributes of self, which are restored for every client"
                 )
+
+
+def _is_watched(value: Any) -> bool:
+    """Whether it is a user's function or class, or a module that all copies share."""
+    code = isinstance(value, FunctionType | type) and package_of_code(value) not in KNOWN
+    return code or isinstance(value, nn.Module)
 
 
 def _own_names(value: Any) -> dict[str, Any]:
@@ -468,7 +489,7 @@ class Restored:
         >>> module = Counts(2, 1)
         >>> restored = Restored.of(module, object())
         >>> _ = module(torch.zeros(1, 2))
-        >>> restored.restore()
+        >>> changed = restored.restore()
         >>> hasattr(module, "calls")
         False
     """
@@ -485,6 +506,9 @@ class Restored:
     @staticmethod
     def pairs(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
         """Copies of the modules and of the task, which share all tensors, each with its original."""
+        for kind in {base for part in (*module.modules(), task) for base in type(part).__mro__}:
+            if vars(kind).get("__slots__") and package_of_code(kind) not in KNOWN:
+                raise TypeError(f"{kind.__name__} has slots")
         before, own = copy.deepcopy((module, task), _tensors_of(module))
         return list(zip((*before.modules(), own), (*module.modules(), task), strict=True))
 
@@ -502,21 +526,31 @@ class Restored:
         """Every module, and whether it is in training mode."""
         return [(part, part.training) for _, part in self._pairs if isinstance(part, nn.Module)]
 
-    def restore(self) -> None:
+    def check(self) -> None:
+        """See `Watched.check`."""
+        self._watched.check()
+
+    def restore(self) -> bool:
         """Undo everything that the last client left behind.
+
+        Returns:
+            Whether it may have left something.
 
         Raises:
             PrivacyError: it has changed a class or function.
         """
-        self._watched.check()
+        self.check()
+        changed = False
         memo = dict(self._memo)
         for tensor, held in self._tensors:
             tensor.grad = None
             if vars(tensor) or held:
+                changed = True
                 vars(tensor).clear()
                 vars(tensor).update(held)
         for each in self._objects:
-            each.restore(memo)
+            changed |= each.restore(memo)
+        return changed
 
 
 @contextmanager
@@ -561,18 +595,23 @@ class _Attributes:
         others = self._names - {name for name, *_ in (*self._values, *self.links)}
         self._copied = [(name, value) for name, value in held.items() if name in others]
 
-    def restore(self, memo: dict[int, Any]) -> None:
-        """Restore them; `memo` is that of `copy.deepcopy`."""
-        now = self._now
+    def restore(self, memo: dict[int, Any]) -> bool:
+        """Restore them, and return whether they may have changed; `memo` is that of `copy.deepcopy`."""
+        now, changed = self._now, bool(self._copied)
         for name in now.keys() - self._names:
+            changed = True
             del now[name]
         for name, value in self._values:
             if now.get(name, ...) is not value:
+                changed = changed or name != "training"
                 now[name] = value
         for name, container, items in self.links:
+            changed |= now.get(name) is not container
             now[name] = container
             if len(container) != len(items) or any(container.get(key) is not value for key, value in items.items()):
+                changed = True
                 container.clear()
                 container.update(items)
         for name, value in self._copied:
             now[name] = copy.deepcopy(value, memo)
+        return changed

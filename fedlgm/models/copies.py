@@ -26,7 +26,7 @@ def copied(module: M) -> M:
             share memory, which copies do not share. The message names the attribute.
 
     Example:
-        >>> layer = nn.Linear(2, 1)
+        >>> layer, __name__ = nn.Linear(2, 1), "mypkg.models"
         >>> copied(layer).weight is layer.weight
         False
         >>> layer.double = lambda x: 2 * layer(x)

@@ -96,6 +96,8 @@ class SequentialTrainer:
                     self._gradient.mul_(torch.clamp(settings.gradient_clip / norm, max=1.0))
                 optimizer.step(self._gradient)
         self._state.check()
+        if self._restored is not None:
+            self._restored.check()
 
     def _stack_for(self, x: Inputs) -> Stack | None:
         """The stack that differentiates the module without autograd, if there is one for inputs like `x`.
@@ -132,16 +134,18 @@ class SequentialTrainer:
         """
 
 
-def restore(restored: Restored | None, built: Built) -> None:
-    """Restore a user's model and task before the next client.
+def restore(restored: Restored | None, built: Built) -> bool:
+    """Restore a user's model and task before the next client, and return whether they may have changed.
 
     Raises:
         ConfigError: the model was changed after its trainer was made.
     """
-    if restored is not None:
-        built.check()
-        restored.restore()
-        built.renew_if_changed()
+    if restored is None:
+        return False
+    built.check()
+    changed = restored.restore()
+    built.renew_if_changed()
+    return changed
 
 
 class Autograd:

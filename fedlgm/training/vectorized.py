@@ -125,7 +125,8 @@ class VectorizedTrainer:
 
     def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
         """Updates [clients, D] of one batch."""
-        restore(self._restored, self._built)
+        if restore(self._restored, self._built) and isinstance(self._fast, Recorded):
+            self._fast = Recorded(self._eager)  # a recording reads the tensors that the model kept
         schedule = Schedule(batch, orders, self._width, self._settings.batch_size, self._device)
         weights = model.expand(self._width, -1).clone()
         parameters = self._layers.unflatten(weights)
@@ -147,6 +148,8 @@ class VectorizedTrainer:
             if len(done):
                 result[done] = weights[done]
         self._state.check()
+        if self._restored is not None:
+            self._restored.check()
         return result[: len(batch)].sub_(model)
 
     def _call(self, parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> dict[str, Tensor]:

@@ -273,7 +273,16 @@ class MarksItsClass(Task):
         return cross_entropy(outputs, targets, reduction="none") * self.more()
 
 
-@pytest.mark.parametrize("task", [marks_itself, MarksItsClass])
+CRITERION = nn.CrossEntropyLoss(reduction="none")
+
+
+def marks_a_layer(outputs: Tensor, targets: Tensor) -> Tensor:
+    layer: Any = CRITERION
+    layer.count = getattr(layer, "count", 0) + 1
+    return CRITERION(outputs, targets) * layer.count
+
+
+@pytest.mark.parametrize("task", [marks_itself, MarksItsClass, marks_a_layer])
 def test_a_class_or_function_that_training_changes_is_refused(task: Any, tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match=r"training has changed .*count, which all copies share"):
         trained(SequentialTrainer, [0, 1], Net(), tasks.get(task))
@@ -324,6 +333,31 @@ def numpys(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets, reduction="none") * (1 + 0 * np.random.random())  # noqa: NPY002
 
 
+HOLDER = SimpleNamespace(count=1)
+
+
+def holds(outputs: Tensor, targets: Tensor) -> Tensor:
+    holder = HOLDER
+    holder.count = 1
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+class Slotted(Task):
+    __slots__ = ("kept",)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.kept = outputs.detach()
+        return cross_entropy(outputs, targets, reduction="none")
+
+
+class Again(Task):
+    def __init__(self) -> None:
+        seen.append(1)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs, targets, reduction="none") if type(self)() else outputs
+
+
 class Vectorised(VectorizedTrainer):
     pass
 
@@ -338,6 +372,9 @@ kinds.register("tests-own-vectorised", SequentialTrainer, Vectorised)
         ({"model": Data}, r"Data.forward uses .data"),
         ({"model": Copying()}, "Copying has its own __deepcopy__"),
         ({"task": Locked()}, "all copies share lock|lock.* is|cannot be copied"),
+        ({"task": holds}, "all copies share 'HOLDER' of holds, a SimpleNamespace"),
+        ({"task": Slotted}, "Slotted has slots"),
+        ({"task": Again}, "all copies share 'seen' of Again.__init__, a list"),
         ({"task": numpys}, "numpys uses .random"),
         (
             {"trainer": "tests-own-vectorised", "overrides": ["training.vectorize=on"]},
@@ -408,6 +445,16 @@ def test_every_engine_trains_the_same_model_of_parts_with_state(given: Any, tmp_
     same = zip(other.model().parameters(), local.model().parameters(), strict=True)
     assert all(torch.equal(one, two) for one, two in same)
     assert other.guarantee == local.guarantee
+
+
+def test_what_may_have_changed_is_told() -> None:
+    plain, counter = Net(), Counter()
+    for module, changed in ((plain, False), (counter, True)):
+        restored = Restored.of(module, tasks.get())
+        assert restored is not None
+        module.eval()(torch.zeros(2, 5))
+        assert restored.restore() is changed
+        assert restored.restore() is False
 
 
 def test_hooks_of_all_modules_are_a_condition() -> None:
