@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -35,7 +35,7 @@ def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[
             f"{next(iter(texts))} targets are names, but those of the other part are not: both parts must be alike"
         )
     for part, y in texts.items():
-        if (lost := missing(y)).any():
+        if (lost := missing(y) | np.array([isinstance(one, str) and not one for one in y])).any():
             raise DataError(f"{part} targets: {counted(lost, 'target')}: leave these rows out")
     names = tuple(map(str, labels)) if labels is not None else tuple(sorted({str(one) for one in texts["test"]}))
     if len(set(names)) < max(len(names), 2):
@@ -79,6 +79,28 @@ def counted(lost: np.ndarray, what: str) -> str:
         '1 of 2 rows have no target (NaN or empty), first row 1, counted from 0'
     """
     return f"{lost.sum()} of {len(lost)} rows have no {what} (NaN or empty), first row {lost.argmax()}, counted from 0"
+
+
+def spelled_once(values: Mapping[str, Any], what: str) -> None:
+    """Refuse two spellings of one value, which would become one class or one user.
+
+    Args:
+        values: value of each spelling.
+        what: where they stand, for the message.
+
+    Raises:
+        DataError: two spellings have the same value.
+
+    Example:
+        >>> spelled_once({"01": 1, "1": 1}, "column 'ward'")
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.DataError: column 'ward' has '01' and '1', which would become one: spell equal values alike
+    """
+    first: dict[Any, str] = {}
+    for text, value in values.items():
+        if (other := first.setdefault(value, text)) != text:
+            raise DataError(f"{what} has {other!r} and {text!r}, which would become one: spell equal values alike")
 
 
 def _is_text(y: np.ndarray) -> bool:
