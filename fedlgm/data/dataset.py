@@ -12,7 +12,7 @@ import torch
 
 from fedlgm import inputs
 from fedlgm.data import tables
-from fedlgm.data.names import class_numbers
+from fedlgm.data.names import class_numbers, refuse_masked
 from fedlgm.data.partition import Partition
 from fedlgm.data.pixels import Pixels
 from fedlgm.data.spent import Spent
@@ -284,6 +284,7 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
         >>> as_numbers([0.5, 1], "targets").dtype, as_numbers([True, False], "targets").dtype
         (dtype('float32'), dtype('float32'))
     """
+    refuse_masked(values, what)
     try:
         array = np.asarray(_dense(values) if isinstance(values, torch.Tensor) else values)
     except (ValueError, TypeError, RuntimeError) as error:

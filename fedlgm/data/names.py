@@ -11,6 +11,9 @@ import torch
 
 from fedlgm.errors import DataError
 
+IGNORED = -100
+"""Target of a position that does not count, as `transformers` and torch's `ignore_index` have it."""
+
 
 def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[Any, Any, tuple[str, ...] | None]:
     """Both parts with targets that are names as class numbers, and the names of the classes; None if they have none.
@@ -24,6 +27,8 @@ def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[
     """
     targets = {}
     for part, pair in parts.items():
+        if isinstance(pair, tuple | list) and len(pair) == 2:
+            refuse_masked(pair[1], f"{part} targets")
         if isinstance(pair, tuple | list) and len(pair) == 2 and not isinstance(pair[1], torch.Tensor):
             with suppress(ValueError):  # of unequal rows, which `as_numbers` reports
                 targets[part] = np.asarray(pair[1])
@@ -46,7 +51,8 @@ def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[
             unknown = [i for i, one in enumerate(y) if not isinstance(one, str) or one not in number]
             made[part] = (parts[part][0], np.array([number.get(str(one), 0) for one in y], dtype=np.int64))
         else:
-            unknown = [i for i, one in enumerate(y.reshape(-1)) if one not in range(len(names))]
+            classes = {*range(len(names)), *((IGNORED,) if y.ndim > 1 else ())}
+            unknown = [i for i, one in enumerate(y.reshape(-1)) if one not in classes]
         if unknown:
             known = "data.labels names" if labels is not None else "the public test part has"
             raise DataError(
@@ -64,11 +70,39 @@ def missing(values: np.ndarray) -> np.ndarray:
         >>> missing(np.array(["a", None, float("nan")], dtype=object)).tolist()
         [False, True, True]
     """
+    if values.dtype.kind in "mM":
+        return np.isnat(values)
     if values.dtype.kind == "f":
         return ~np.isfinite(values)
     if values.dtype != object:
         return np.zeros(len(values), dtype=bool)
     return np.array([one is None or type(one).__name__ in ("NAType", "NaTType") or one != one for one in values])
+
+
+def refuse_masked(values: Any, what: str) -> None:
+    """Refuse masked values of `numpy.ma`: an array without its mask holds their fill value, such as -9999.
+
+    Args:
+        values: an array, or a list or tuple of arrays.
+        what: what they are, for the message.
+
+    Raises:
+        DataError: a value is masked.
+
+    Example:
+        >>> refuse_masked(np.ma.masked_equal([52, -9999], -9999), "training inputs")
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.DataError: training inputs: 1 values are masked: leave out their rows, or fill them with a public
+        figure, as in x.filled(0)
+    """
+    parts = values if isinstance(values, list | tuple) else [values]
+    masked = sum(int(np.ma.count_masked(part)) for part in parts if isinstance(part, np.ma.MaskedArray))
+    if masked:
+        raise DataError(
+            f"{what}: {masked} values are masked: leave out their rows, or fill them with a public figure, as in "
+            "x.filled(0)"
+        )
 
 
 def counted(lost: np.ndarray, what: str) -> str:

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from decimal import Decimal
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from fedlgm.data.pixels import fitted
+from fedlgm.data.names import IGNORED
+from fedlgm.data.pixels import fitted, readable
 from fedlgm.errors import DataError, alternatives
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 TARGETS = ("labels", "label")
 OPTIONS = ("users", "target", "inputs", "text", "tokenizer", "length", "image_size", "channels")
-IGNORED = -100
-"""Target of a padded position, as `transformers` and torch's `ignore_index` have it."""
-
 _Columns = dict[str, Any]
 
 
@@ -131,7 +130,9 @@ def _columns(table: Any, part: str) -> _Columns:
         kind = type(table).__name__
         raise DataError(f"data: 'train' and 'test' must both be tables, but {part!r} is of type {kind}{hint}")
     if hasattr(table, "with_format"):
-        return dict(table.with_format(None)[:])
+        pictures = any(type(kind).__name__ == "Image" for kind in table.features.values())
+        with readable(f"data: an image of {part!r}") if pictures else nullcontext():
+            return dict(table.with_format(None)[:])
     names = [str(name) for name in table.columns]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -274,7 +275,8 @@ def _features(
 def _column(values: Any, name: str, part: str, size: int | None, channels: int) -> np.ndarray:
     """A column of images as float32 [n, C, H, W], any other as `numbers` returns it."""
     if len(values) and hasattr(values[0], "convert"):
-        found = [fitted(image, size, channels) for image in values]
+        with readable(f"data: an image of column {name!r} of {part!r}"):
+            found = [fitted(image, size, channels) for image in values]
         if len({image.shape for image in found}) > 1:
             raise DataError(f"data.image_size: images of column {name!r} differ in size: name one, in pixels")
         return np.stack(found)

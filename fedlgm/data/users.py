@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm.data.names import counted, missing
+from fedlgm.data.names import counted, missing, refuse_masked
 from fedlgm.errors import DataError, Notice
 
 
@@ -36,6 +36,7 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
         raise DataError(
             f"users = {users!r} names a column, which arrays do not have: give the user of each training example [n]"
         )
+    refuse_masked(users, "users")
     try:
         ids = np.asarray(users)
         if ids.dtype.kind in "US" and not isinstance(users, np.ndarray):
