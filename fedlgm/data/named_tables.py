@@ -182,7 +182,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> DataFrame:
-    """A file as a frame. The columns `names` of a CSV file are text, and others have one type from end to end."""
+    """A file as a frame; see `read_csv`."""
     import pandas
 
     if file is None:
@@ -194,16 +194,7 @@ def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> DataFrame
     if not path.is_file():
         raise DataError(f"data.{key}: there is no file {str(path)!r}")
     try:
-        if path.suffix.lower() == ".parquet":
-            frame: DataFrame = pandas.read_parquet(path)
-        else:
-            packed: Any = "gzip" if path.suffix.lower() == ".gz" else None
-            header = pandas.read_csv(path, compression=packed, nrows=0).columns
-            texts: Any = {name: "object" for name in names if name in header}
-            gaps = {name: sorted(_GAPS) for name in header if name not in texts}
-            frame = pandas.read_csv(
-                path, compression=packed, low_memory=False, dtype=texts, keep_default_na=False, na_values=gaps
-            )
+        frame = pandas.read_parquet(path) if path.suffix.lower() == ".parquet" else read_csv(path, names)
     except (OSError, EOFError, ValueError) as error:  # pandas' and pyarrow's errors are among them
         raise DataError(f"data.{key}: {str(path)!r} cannot be read: {_first_line(error)}") from error
     if len(frame.columns) == 1 and (mark := next((one for one in ";\t|" if one in str(frame.columns[0])), None)):
@@ -215,3 +206,21 @@ def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> DataFrame
     if not len(frame):
         raise DataError(f"data.{key}: {str(path)!r} has no rows below its header: give a file with examples")
     return frame
+
+
+def read_csv(path: Path, names: Sequence[str] = ()) -> DataFrame:
+    """A CSV file as a frame. The columns `names` are text, and others have one type from end to end.
+
+    Raises:
+        DataError: two columns have one name.
+        OSError, ValueError: the file cannot be read.
+    """
+    import pandas
+
+    packed: Any = {"compression": "gzip" if path.suffix.lower() == ".gz" else None}
+    header = pandas.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **packed).iloc[0].tolist()
+    if twice := [name for i, name in enumerate(header) if name and name in header[:i]]:
+        raise DataError(f"{path} has several columns {twice[0]!r}: rename or drop all but one")
+    texts: Any = {name: "object" for name in names if name in header}
+    gaps = {name: sorted(_GAPS) for name in pandas.read_csv(path, nrows=0, **packed).columns if name not in texts}
+    return pandas.read_csv(path, low_memory=False, dtype=texts, keep_default_na=False, na_values=gaps, **packed)

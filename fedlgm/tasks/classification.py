@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedlgm.data.dataset import DataSet
-from fedlgm.data.tables import IGNORED
+from fedlgm.data.names import IGNORED
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import is_bundled
 from fedlgm.tasks.base import Task
