@@ -230,6 +230,11 @@ def _refuse_others(name: Loadable, label: str, options: Mapping[str, Any]) -> No
     for key in options:
         if not isinstance(name, str) or key not in reading_options(name):
             kinds = " or ".join(repr(kind) for kind, known in OPTIONS.items() if key in known)
+            if key == "dir":
+                raise ConfigError("load takes a folder as data_dir=...; dir is the name of the recipe's key, data.dir")
+            if not kinds:
+                options_of = ", ".join(reading_options(name) if isinstance(name, str) else ())
+                raise ConfigError(f"{label} has no option {key!r}; its options: {options_of or 'none'}")
             raise ConfigError(f"{key} is for data.name = {kinds}, not for {label}")
 
 

@@ -32,6 +32,9 @@ def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[
         if isinstance(pair, tuple | list) and len(pair) == 2 and not isinstance(pair[1], torch.Tensor):
             with suppress(ValueError):  # of unequal rows, which `as_numbers` reports
                 targets[part] = np.asarray(pair[1])
+        y = targets.get(part)
+        if y is not None and y.dtype.kind in "SO" and any(isinstance(one, bytes) for one in y.reshape(-1)):
+            raise DataError(f"{part} targets hold byte strings: decode them, as in [one.decode() for one in y]")
     texts = {part: y for part, y in targets.items() if _is_text(y)}
     if labels is None and not texts:
         return (*parts.values(), None)

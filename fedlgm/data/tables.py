@@ -8,6 +8,7 @@ columns except target and user are the features.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from decimal import Decimal
@@ -19,7 +20,7 @@ from typing_extensions import TypedDict
 
 from fedlgm.data.names import IGNORED
 from fedlgm.data.pixels import fitted, readable
-from fedlgm.errors import DataError, alternatives
+from fedlgm.errors import DataError, Notice, alternatives
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 TARGETS = ("labels", "label")
@@ -154,6 +155,15 @@ def describe(
     found: list[Column] = [
         {"name": str(name), "dtype": kinds.get(np.asarray(table[name]).dtype.kind, "float")} for name in names
     ]
+    index = next((name for name in map(str, names) if name.startswith("Unnamed: ")), None)
+    if index is not None:
+        warnings.warn(
+            Notice(
+                f"column {index!r} is an input of the model, but it has no name and may be the index of a table: write "
+                "tables with index=False, or name the inputs in data.inputs"
+            ),
+            stacklevel=2,
+        )
     require_columns(constants or (), names, "data.standardise: the set of inputs")
     for column in found:
         if constants is not None and column["name"] in constants:

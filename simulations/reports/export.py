@@ -43,7 +43,8 @@ def format_of(file: Path | str) -> Format:
     suffix = path_of("file", file).suffix[1:]
     if suffix not in get_args(Format):
         known = ", ".join(f".{name}" for name in get_args(Format))
-        raise ConfigError(f"{file}: its suffix must name a format: {known}")
+        hint = "; torch.load reads .pt as it reads .pth" if suffix.lower() in ("pth", "bin", "ckpt") else ""
+        raise ConfigError(f"{file}: its suffix must name a format: {known}{hint}")
     return cast(Format, suffix)
 
 

@@ -329,3 +329,18 @@ class TestValuesThatAreNotThere:
             DataSet.from_arrays((x, y), (x, y), users=np.ma.masked_equal([1, 9], 9))
         with pytest.raises(DataError, match=r"users: 1 of 2 rows have no user"):
             DataSet.from_arrays((x, y), (x, y), users=np.array(["2024-01-01", "NaT"], dtype="datetime64[D]"))
+
+
+@pytest.mark.parametrize("labels", [np.array([b"ill", b"well"]), [b"ill", b"well"], np.array([b"ill", "well"], object)])
+def test_byte_strings_are_no_classes(labels):
+    with pytest.raises(
+        DataError, match=r"training targets hold byte strings: decode them, as in \[one\.decode\(\) for"
+    ):
+        DataSet.from_arrays((np.zeros((2, 2)), labels), (np.zeros((2, 2)), labels))
+
+
+def test_options_that_no_set_has_are_one_sentence():
+    with pytest.raises(ConfigError, match=r"load takes a folder as data_dir=\.\.\."):
+        load("image-folder", dir="/tmp")
+    with pytest.raises(ConfigError, match=r"'digits' has no option 'size'; its options: pixels"):
+        load("digits", size=3)

@@ -115,6 +115,11 @@ def test_models_that_do_not_fit_are_refused(linear, models, tmp_path):
         predict(tmp_path / "bad.onnx", tmp_path / "rows.csv")
 
 
+def test_other_endings_of_torch_are_one_sentence(linear, tmp_path):
+    with pytest.raises(ConfigError, match=r"suffix must name a format: .*; torch\.load reads \.pt as it reads \.pth"):
+        linear.export(tmp_path / "m.pth")
+
+
 def test_models_of_arrays_have_no_names(tmp_path):
     x, y = np.zeros((40, 3)), np.arange(40) % 2
     result = simulations.simulate(
