@@ -13,6 +13,7 @@ from torch import nn
 from fedlgm import data as data_sets
 from fedlgm import inputs, models
 from fedlgm.devices import plain_defaults
+from fedlgm.errors import RunError
 from fedlgm.extension import named_arguments
 from fedlgm.files import path_of
 from fedlgm.privacy.guarantee import caveat_of
@@ -32,6 +33,8 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from fedlgm.audits import AuditResult
     from simulations.reports.rows import Exported
 
@@ -114,6 +117,42 @@ class RunResult(Figures):
             RunError: the run's checkpoints are gone.
         """
         return models.original(self.module())
+
+    def coefficients(self) -> DataFrame:
+        """Coefficients of a linear model: one row for each column of the table and one for the intercept.
+
+        Each column of the frame is an output, by the name of its class if it has one. Coefficients are those of the
+        model's inputs: of standardised columns if the data were standardised.
+
+        Example:
+            >>> import pandas, simulations, tempfile, torch
+            >>> table = pandas.DataFrame({"age": [52.0, 61.0] * 20, "dose": [1.0, 2.0] * 20, "ill": ["no", "yes"] * 20})
+            >>> result = simulations.simulate(
+            ...     model=torch.nn.Linear(2, 2), data={"train": table, "test": table, "target": "ill"},
+            ...     overrides=["federation.clients=20", "federation.rounds=1", "privacy.delta=0.01"],
+            ...     run_dir=tempfile.mkdtemp() + "/run",
+            ... )
+            >>> list(result.coefficients().index), list(result.coefficients().columns)
+            (['age', 'dose', '(intercept)'], ['no', 'yes'])
+
+        Raises:
+            RunError: the model is not one linear layer, or the data had no named columns.
+        """
+        import pandas
+
+        from simulations.reports.export import linear_of
+
+        layer, columns = linear_of(self.model()), self._folder.provenance.read().get("columns")
+        if layer is None:
+            raise RunError("coefficients are those of a model of one linear layer: this model has others")
+        if columns is None or len(columns) != layer.in_features:
+            raise RunError("coefficients need names: the data were arrays, not tables with named columns")
+        values = {column["name"]: layer.weight[:, i].tolist() for i, column in enumerate(columns)}
+        if layer.bias is not None:
+            values["(intercept)"] = layer.bias.tolist()
+        names = self.labels or []
+        outputs = names if len(names) == layer.out_features else [f"output {i}" for i in range(layer.out_features)]
+        return pandas.DataFrame.from_dict(values, orient="index", columns=outputs)
 
     @plain_defaults()
     def module(self) -> nn.Module:

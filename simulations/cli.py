@@ -347,6 +347,23 @@ def export(
 
 
 @app.command(rich_help_panel=_READ)
+def predict(
+    model: Annotated[Path, typer.Argument(help="Exported model of a table: .onnx, or a linear .safetensors or .pt.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="Rows, with the columns of the training table.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the rows of a CSV file. Columns are matched by name and standardised as in training."""
+    from simulations.reports.predict import predict as predicting
+
+    predicted = predicting(model, file)
+    if as_json:
+        print_json(predicted.as_dict())
+    else:
+        typer.echo(predicted.frame.to_csv(index=False), nl=False)
+        typer.echo(predicted.note(), err=True)
+
+
+@app.command(rich_help_panel=_READ)
 def ledger(run: RunArgument, as_json: JsonOption = False) -> None:
     """Show the charged and claimed cost of a run, release by release. Exit status 2 if the ledger was changed."""
     from simulations.reports import report as reporting

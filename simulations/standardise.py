@@ -14,6 +14,7 @@ from fedlgm import privacy
 from fedlgm.aggregation import BoundedSum
 from fedlgm.data import DataSet
 from fedlgm.data.spent import Spent, division_name
+from fedlgm.data.tables import Column
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import named_arguments
 from fedlgm.facts import RunFacts, Sampling
@@ -117,7 +118,19 @@ def standardise(
         spent, cost = Spent(tuple(book.worst_profile()), book.protects(), *whose), book.epsilon(delta)
     first, second = np.split(found, 2)
     made = Standardised(own, middle + half * first, half * np.sqrt(np.maximum(second - first**2, _LEAST)), cost)
-    return replace(made, data=replace(own, train_x=made.rows(x), test_x=made.rows(own.test_x), spent=spent))
+    columns = None if own.columns is None else _described(own.columns, made)
+    return replace(
+        made, data=replace(own, train_x=made.rows(x), test_x=made.rows(own.test_x), spent=spent, columns=columns)
+    )
+
+
+def _described(columns: tuple[Column, ...], made: Standardised) -> tuple[Column, ...]:
+    """The columns with the constants from their values in the table to the model's inputs."""
+    found: list[Column] = []
+    for column, mean, deviation in zip(columns, made.mean.tolist(), made.deviation.tolist(), strict=True):
+        first, scale = column.get("mean", 0.0), column.get("deviation", 1.0)
+        found.append({**column, "mean": first + scale * mean, "deviation": scale * deviation})
+    return tuple(found)
 
 
 def _range(name: str, value: Any, columns: int) -> np.ndarray:

@@ -17,6 +17,8 @@ from clients.source import ClientData
 from fedlgm import inputs
 from fedlgm.data import tables
 from fedlgm.data.formats import read_idx
+from fedlgm.data.names import refuse_masked
+from fedlgm.data.pixels import readable, upright
 from fedlgm.errors import DataError
 from fedlgm.files import path_of
 from fedlgm.tasks import Task
@@ -44,6 +46,8 @@ def read(section: Data, folder: Path) -> ClientData:
                 raise DataError(f"data.{key}: there is nothing at {folder / name}")
     try:
         x, y = reader(section, folder)
+        refuse_masked(x, "data: inputs")
+        refuse_masked(y, "data: labels")
         x, y = np.asarray(x), np.asarray(y)
         y = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
     except DataError:
@@ -117,17 +121,13 @@ def _images(section: Data, folder: Path) -> tuple[Any, Any]:
     if len(section.shape) != 3 or section.shape[0] not in (1, 3):
         raise DataError(f"data.shape: images are [1, height, width] or [3, height, width], not {list(section.shape)}")
     channels, height, width = section.shape
-    mode = {1: "L", 3: "RGB"}[channels]
     pixels, labels = [], []
     for number, name in enumerate(section.class_names):
         if not (path / name).is_dir():
             raise DataError(f"data.class_names: there is no folder {path / name}")
         for file in sorted(one for one in (path / name).rglob("*") if one.suffix.lower() in _IMAGES):
-            try:
-                with Image.open(file) as picture:
-                    array = np.asarray(picture.convert(mode).resize((width, height)), dtype=np.uint8)
-            except OSError as error:
-                raise DataError(f"{file} cannot be read: {error}") from error
+            with readable(str(file)), Image.open(file) as picture:
+                array = np.asarray(upright(picture, channels).resize((width, height)), dtype=np.uint8)
             pixels.append(array[None] if channels == 1 else array.transpose(2, 0, 1))
             labels.append(number)
     return np.stack(pixels) if pixels else np.zeros((0, *section.shape), np.uint8), np.array(labels, np.int64)

@@ -162,12 +162,12 @@ def load(
         return read(name, locate(name, data_dir, download=download))
     if (size := _SYNTHETIC.fullmatch(name)) is not None:
         return _synthetic(int(size[1])) if size[1] else _synthetic()
-    if name.endswith((".csv", ".parquet")):
+    if name.lower().endswith((".csv", ".csv.gz", ".parquet")):
         raise ConfigError(
             f"{name!r} is a file: set data.name = {TABLE!r}, data.file = {name!r}, data.test_file and data.target; in "
             "Python pass tables, data={'train': pandas.read_csv(...), 'test': ..., 'target': column}"
         )
-    if name.endswith((".tsv", ".npz", ".npy", ".json", ".xlsx")):
+    if name.lower().endswith((".tsv", ".npz", ".npy", ".json", ".xlsx")):
         raise ConfigError(f"{name!r} is a file: read it in Python and pass data={{'train': (x, y), 'test': (x, y)}}")
     if path_of("data.name", name).is_dir():
         raise ConfigError(f"{name!r} is a folder: for images set data.name = {IMAGE_FOLDER!r}, data.dir = {name!r}")
@@ -230,6 +230,11 @@ def _refuse_others(name: Loadable, label: str, options: Mapping[str, Any]) -> No
     for key in options:
         if not isinstance(name, str) or key not in reading_options(name):
             kinds = " or ".join(repr(kind) for kind, known in OPTIONS.items() if key in known)
+            if key == "dir":
+                raise ConfigError("load takes a folder as data_dir=...; dir is the name of the recipe's key, data.dir")
+            if not kinds:
+                options_of = ", ".join(reading_options(name) if isinstance(name, str) else ())
+                raise ConfigError(f"{label} has no option {key!r}; its options: {options_of or 'none'}")
             raise ConfigError(f"{key} is for data.name = {kinds}, not for {label}")
 
 

@@ -12,7 +12,7 @@ import torch
 
 from fedlgm import inputs
 from fedlgm.data import tables
-from fedlgm.data.names import class_numbers
+from fedlgm.data.names import class_numbers, refuse_masked
 from fedlgm.data.partition import Partition
 from fedlgm.data.pixels import Pixels
 from fedlgm.data.spent import Spent
@@ -46,6 +46,7 @@ class DataSet:
         clients: the set's own division among clients, if it has one; users are then ignored.
         spent: cost of private statistics in the arrays, such as those that standardised them.
         labels: for classes with names, the name of each class.
+        columns: for tables, the description of each column of the inputs, in their order.
     """
 
     name: str
@@ -58,6 +59,7 @@ class DataSet:
     clients: Partition | None = None
     spent: Spent | None = None
     labels: tuple[str, ...] | None = None
+    columns: tuple[tables.Column, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("train_x", "test_x"):
@@ -111,6 +113,7 @@ class DataSet:
         users: Any = None,
         classes: int | None = None,
         labels: Sequence[str] | None = None,
+        columns: tuple[tables.Column, ...] | None = None,
         name: str = "own",
     ) -> DataSet:
         """A checked set of a user's arrays. Floats become float32, integers int64, and target names become classes.
@@ -127,6 +130,7 @@ class DataSet:
                 not depend on private examples.
             labels: names of the classes, in the order of their numbers. If targets are names, None takes those among
                 the test targets in alphabetical order.
+            columns: descriptions of the columns of the inputs; None takes them from test inputs that are a table.
             name: for reports.
 
         Raises:
@@ -142,12 +146,14 @@ class DataSet:
         train, test, named = class_numbers(given, labels)
         train_x, train_y = _pair(train, "training")
         test_x, test_y = _pair(test, "test")
-        columns = [list(getattr(pair[0], "columns", ())) for pair in (train, test)]
-        if columns[0] != columns[1] and all(columns):
+        headers = [list(getattr(pair[0], "columns", ())) for pair in (train, test)]
+        if headers[0] != headers[1] and all(headers):
             raise DataError(
-                f"test inputs: the columns {', '.join(map(str, columns[1]))} are not those of the training inputs in "
-                f"their order ({', '.join(map(str, columns[0]))}): give test[train.columns]"
+                f"test inputs: the columns {', '.join(map(str, headers[1]))} are not those of the training inputs in "
+                f"their order ({', '.join(map(str, headers[0]))}): give test[train.columns]"
             )
+        if columns is None and tables.is_table(test[0]) and headers[0] == headers[1]:
+            columns = tables.describe(test[0], headers[1], inputs.first(test_x))
         for part, y in (("training", train_y), ("test", test_y)):
             if len(y) == 0:
                 raise DataError(f"{part} data: there must be at least one {part} example")
@@ -168,7 +174,7 @@ class DataSet:
             classes = int(test_y.max()) + 1
         user = None if users is None else user_numbers(users, len(train_y))
         own = None if clients is None else Partition.from_clients(clients, len(train_y))
-        return cls(name, train_x, train_y, test_x, test_y, classes, user, own, labels=named)
+        return cls(name, train_x, train_y, test_x, test_y, classes, user, own, labels=named, columns=columns)
 
     @classmethod
     def from_mapping(cls, arrays: Mapping[str, Any]) -> DataSet:
@@ -205,7 +211,7 @@ class DataSet:
             return self  # a bundled set
         alike = DataSet.from_arrays(
             (self.train_x, self.train_y), (self.test_x, self.test_y), users=self.train_user, classes=self.classes,
-            labels=self.labels,
+            labels=self.labels, columns=self.columns,
         )  # fmt: skip
         if self.clients is not None:
             Partition.from_clients(list(self.clients), len(alike.train_y))
@@ -284,6 +290,7 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
         >>> as_numbers([0.5, 1], "targets").dtype, as_numbers([True, False], "targets").dtype
         (dtype('float32'), dtype('float32'))
     """
+    refuse_masked(values, what)
     try:
         array = np.asarray(_dense(values) if isinstance(values, torch.Tensor) else values)
     except (ValueError, TypeError, RuntimeError) as error:

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from fedlgm.data.dataset import DataSet
-from fedlgm.data.pixels import fitted
+from fedlgm.data.pixels import fitted, readable
 from fedlgm.data.sources import store
 from fedlgm.errors import DataError, Notice
 
@@ -35,6 +35,7 @@ _KINDS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".
 _TEST_NAMES = ("test", "val", "valid", "validation")
 _EVERY = 5  # images of a class of which one is a test image, where the folder says nothing
 _BLOCK = 512
+_READING = 2  # version of how pixels are read: resized images of an earlier one are not used
 
 
 def load_folder(
@@ -95,7 +96,7 @@ def _resized(
     size: int,
     channels: int,
 ) -> DataSet:
-    digest = hashlib.sha256(repr((stamps, size, channels)).encode()).hexdigest()[:24]
+    digest = hashlib.sha256(repr((_READING, stamps, size, channels)).encode()).hexdigest()[:24]
     kept = store() / NAME / f"{digest}.npy"
     files = [Path(name) for name, _, _ in stamps]
     x = np.load(kept, mmap_mode="r") if kept.is_file() else _read_all(files, kept, size, channels)
@@ -136,11 +137,8 @@ def _read(path: Path, size: int, channels: int) -> np.ndarray:
     """One image [channels, size, size] in [-1, 1]."""
     from PIL import Image
 
-    try:
-        with Image.open(path) as image:
-            return fitted(image, size, channels)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} is not a readable image: {error}") from error
+    with readable(str(path)), Image.open(path) as image:
+        return fitted(image, size, channels)
 
 
 def _images(folder: Path) -> list[Path]:
@@ -208,7 +206,8 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
         use = np.array([parts[name] != "1" for name in rows])
         tests, labels = np.array([parts[name] == "2" for name in rows])[use], labels[use]
         rows = {name: values for (name, values), kept in zip(rows.items(), use, strict=True) if kept}
-    return _checked(folder, [places[Path(name).name] for name in rows], labels, tests, names)
+    files = [places[Path(name).name] for name in rows]
+    return _checked(folder, files, labels, tests, names, stated=names[0] == f"not {attribute}")
 
 
 def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
@@ -237,8 +236,23 @@ def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
     return header, {row[0]: row[1:] for row in rows}
 
 
-def _checked(folder: Path, files: list[Path], labels: np.ndarray, tests: np.ndarray, names: tuple[str, ...]) -> _Found:
+def _checked(
+    folder: Path,
+    files: list[Path],
+    labels: np.ndarray,
+    tests: np.ndarray,
+    names: tuple[str, ...],
+    stated: bool = False,
+) -> _Found:
+    """The same, if the test images, which are public, have all classes; those that are `stated` need no images."""
     if not (~tests).any() or not tests.any():
         part = "training" if tests.all() else "test"
         raise DataError(f"{folder}: {len(files)} images, but no {part} image among them")
+    public = set(labels[tests].tolist())
+    if not stated and len(public) < len(names):
+        private = [name for i, name in enumerate(names) if i not in public]
+        raise DataError(
+            f"{folder}: no test image has the class {private[0]!r}, so private images alone would add an output to "
+            f"the model: add a test image of it, or leave its images out ({len(private)} such classes)"
+        )
     return files, labels.astype(np.int64), tests, names

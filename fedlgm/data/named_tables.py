@@ -9,30 +9,114 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedlgm.data.names import spelled_once
 from fedlgm.data.sources import may_download
+from fedlgm.data.tables import TARGETS
 from fedlgm.errors import DataError
 from fedlgm.extension import HUB
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 NAME = "table"
 SPLITS = ("train", "test")
+_ENDINGS = (".csv", ".csv.gz", ".parquet")
+_GAPS = frozenset(
+    [
+        "",
+        "#N/A",
+        "#N/A N/A",
+        "#NA",
+        "-1.#IND",
+        "-1.#QNAN",
+        "-NaN",
+        "-nan",
+        "1.#IND",
+        "1.#QNAN",
+        "<NA>",
+        "N/A",
+        "NA",
+        "NULL",
+        "NaN",
+        "None",
+        "n/a",
+        "nan",
+        "null",
+    ]
+)
+"""Texts that mean a missing number, which pandas has by default."""
 
 
 def read_files(file: str | Path | None = None, test_file: str | Path | None = None, **columns: Any) -> dict[str, Any]:
     """Two files as a mapping of frames for `DataSet.from_mapping`.
 
+    Users and classes of a CSV file are read as text, so that `007` and `7` stay different and `NA` is a name. Targets
+    are numbers if all targets of the public test file are, and are not names among `labels`.
+
     Args:
-        file: training examples, .csv or .parquet.
+        file: training examples, .csv, .csv.gz or .parquet.
         test_file: test examples, which are public.
         columns: further keys of the mapping: "target", "inputs", "users", "labels".
 
     Raises:
-        DataError: no file is named, or a file is missing or damaged.
+        DataError: no file is named, a file is missing, damaged or has no rows, or two spellings of a target are one
+            number.
     """
-    return {"name": NAME, "train": _frame(file, "file"), "test": _frame(test_file, "test_file"), **columns}
+    target, users = columns.get("target"), columns.get("users")
+    names = [one for one in ((TARGETS if target is None else (target,)) + (users,)) if isinstance(one, str)]
+    train, test = _frame(file, "file", names), _frame(test_file, "test_file", names)
+    if target is None:
+        target = next((name for name in TARGETS if name in train), None)
+    if isinstance(target, str) and target in train and target in test and target != users:
+        _convert_targets(train, test, target, columns.get("labels"))
+    return {"name": NAME, "train": train, "test": test, **columns}
+
+
+def _convert_targets(train: DataFrame, test: DataFrame, column: str, labels: Sequence[str] | None) -> None:
+    """Replace targets read as text by numbers where the public test targets are numbers."""
+    import pandas
+
+    public = test[column]
+    if not _are_texts(public) or (labels is not None and set(public) <= set(map(str, labels))):
+        return
+    frames = [frame for frame in (train, test) if _are_texts(frame[column])]
+    if set(public.str.lower()) <= {"true", "false"}:
+        both = set(pandas.concat([frame[column] for frame in frames]))
+        if len(both) <= 2 and {one.lower() for one in both} <= {"true", "false"}:
+            for frame in frames:
+                frame[column] = frame[column].str.lower() == "true"
+        return
+    if not _is_number(public).any():
+        return
+    for frame, part in zip((train, test), SPLITS, strict=True):
+        if not _are_texts(frame[column]):
+            continue
+        absent = frame[column].isin(_GAPS)
+        if absent.any() and _is_number(frame[column])[~absent].all():
+            row = int(absent.to_numpy().argmax())
+            raise DataError(
+                f"data.target: column {column!r} of {part!r} holds numbers, but {frame[column].iloc[row]!r} in "
+                f"{int(absent.sum())} rows, first in row {row}, counted from 0: leave these rows out, or list the "
+                "names of all classes in data.labels"
+            )
+    if _is_number(public).all() and all(_is_number(frame[column]).all() for frame in frames):
+        numbers = {text: float(text) for frame in frames for text in frame[column].unique()}
+        if all(value.is_integer() for value in numbers.values()):  # which may be classes
+            spelled_once(numbers, f"data.target: column {column!r}")
+        for frame in frames:
+            frame[column] = pandas.to_numeric(frame[column])
+
+
+def _are_texts(column: Series[Any]) -> bool:
+    return all(isinstance(one, str) for one in column)
+
+
+def _is_number(column: Series[Any]) -> Series[bool]:
+    """Which texts are finite numbers."""
+    import pandas
+
+    return pandas.to_numeric(column, errors="coerce").abs() < float("inf")
 
 
 def read_hub(
@@ -97,21 +181,21 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _frame(file: str | Path | None, key: str) -> DataFrame:
+def _frame(file: str | Path | None, key: str, names: Sequence[str]) -> DataFrame:
+    """A file as a frame; see `read_csv`."""
     import pandas
 
     if file is None:
         what = "the training examples" if key == "file" else "public test examples"
         raise DataError(f"data.{key}: name the .csv or .parquet file with {what}")
-    readers = {".csv": pandas.read_csv, ".parquet": pandas.read_parquet}
     path = Path(file)
-    if path.suffix not in readers:
-        raise DataError(f"data.{key}: {str(path)!r} must be a {' or '.join(readers)} file")
+    if not path.name.lower().endswith(_ENDINGS):
+        raise DataError(f"data.{key}: {str(path)!r} must be a {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]} file")
     if not path.is_file():
         raise DataError(f"data.{key}: there is no file {str(path)!r}")
     try:
-        frame: DataFrame = readers[path.suffix](path)
-    except (OSError, ValueError) as error:  # pandas' and pyarrow's errors are among them
+        frame = pandas.read_parquet(path) if path.suffix.lower() == ".parquet" else read_csv(path, names)
+    except (OSError, EOFError, ValueError) as error:  # pandas' and pyarrow's errors are among them
         raise DataError(f"data.{key}: {str(path)!r} cannot be read: {_first_line(error)}") from error
     if len(frame.columns) == 1 and (mark := next((one for one in ";\t|" if one in str(frame.columns[0])), None)):
         raise DataError(
@@ -119,4 +203,24 @@ def _frame(file: str | Path | None, key: str) -> DataFrame:
             "it in "
             f"Python and pass the table: pandas.read_csv(file, sep={mark!r})"
         )
+    if not len(frame):
+        raise DataError(f"data.{key}: {str(path)!r} has no rows below its header: give a file with examples")
     return frame
+
+
+def read_csv(path: Path, names: Sequence[str] = ()) -> DataFrame:
+    """A CSV file as a frame. The columns `names` are text, and others have one type from end to end.
+
+    Raises:
+        DataError: two columns have one name.
+        OSError, ValueError: the file cannot be read.
+    """
+    import pandas
+
+    packed: Any = {"compression": "gzip" if path.suffix.lower() == ".gz" else None}
+    header = pandas.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **packed).iloc[0].tolist()
+    if twice := [name for i, name in enumerate(header) if name and name in header[:i]]:
+        raise DataError(f"{path} has several columns {twice[0]!r}: rename or drop all but one")
+    texts: Any = {name: "object" for name in names if name in header}
+    gaps = {name: sorted(_GAPS) for name in pandas.read_csv(path, nrows=0, **packed).columns if name not in texts}
+    return pandas.read_csv(path, low_memory=False, dtype=texts, keep_default_na=False, na_values=gaps, **packed)

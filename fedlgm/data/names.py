@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +10,9 @@ import numpy as np
 import torch
 
 from fedlgm.errors import DataError
+
+IGNORED = -100
+"""Target of a position that does not count, as `transformers` and torch's `ignore_index` have it."""
 
 
 def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[Any, Any, tuple[str, ...] | None]:
@@ -24,9 +27,14 @@ def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[
     """
     targets = {}
     for part, pair in parts.items():
+        if isinstance(pair, tuple | list) and len(pair) == 2:
+            refuse_masked(pair[1], f"{part} targets")
         if isinstance(pair, tuple | list) and len(pair) == 2 and not isinstance(pair[1], torch.Tensor):
             with suppress(ValueError):  # of unequal rows, which `as_numbers` reports
                 targets[part] = np.asarray(pair[1])
+        y = targets.get(part)
+        if y is not None and y.dtype.kind in "SO" and any(isinstance(one, bytes) for one in y.reshape(-1)):
+            raise DataError(f"{part} targets hold byte strings: decode them, as in [one.decode() for one in y]")
     texts = {part: y for part, y in targets.items() if _is_text(y)}
     if labels is None and not texts:
         return (*parts.values(), None)
@@ -35,7 +43,7 @@ def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[
             f"{next(iter(texts))} targets are names, but those of the other part are not: both parts must be alike"
         )
     for part, y in texts.items():
-        if (lost := missing(y)).any():
+        if (lost := missing(y) | np.array([isinstance(one, str) and not one for one in y])).any():
             raise DataError(f"{part} targets: {counted(lost, 'target')}: leave these rows out")
     names = tuple(map(str, labels)) if labels is not None else tuple(sorted({str(one) for one in texts["test"]}))
     if len(set(names)) < max(len(names), 2):
@@ -46,7 +54,8 @@ def class_numbers(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[
             unknown = [i for i, one in enumerate(y) if not isinstance(one, str) or one not in number]
             made[part] = (parts[part][0], np.array([number.get(str(one), 0) for one in y], dtype=np.int64))
         else:
-            unknown = [i for i, one in enumerate(y.reshape(-1)) if one not in range(len(names))]
+            classes = {*range(len(names)), *((IGNORED,) if y.ndim > 1 else ())}
+            unknown = [i for i, one in enumerate(y.reshape(-1)) if one not in classes]
         if unknown:
             known = "data.labels names" if labels is not None else "the public test part has"
             raise DataError(
@@ -64,11 +73,35 @@ def missing(values: np.ndarray) -> np.ndarray:
         >>> missing(np.array(["a", None, float("nan")], dtype=object)).tolist()
         [False, True, True]
     """
+    if values.dtype.kind in "mM":
+        return np.isnat(values)
     if values.dtype.kind == "f":
         return ~np.isfinite(values)
     if values.dtype != object:
         return np.zeros(len(values), dtype=bool)
     return np.array([one is None or type(one).__name__ in ("NAType", "NaTType") or one != one for one in values])
+
+
+def refuse_masked(values: Any, what: str) -> None:
+    """Refuse masked values of `numpy.ma`: an array without its mask holds their fill value, such as -9999.
+
+    Args:
+        values: an array, or a list or tuple of arrays.
+        what: what they are, for the message.
+
+    Raises:
+        DataError: a value is masked.
+
+    Example:
+        >>> refuse_masked(np.ma.masked_equal([52, -9999], -1), "training inputs")  # nothing is masked
+    """
+    parts = values if isinstance(values, list | tuple) else [values]
+    masked = sum(int(np.ma.count_masked(part)) for part in parts if isinstance(part, np.ma.MaskedArray))
+    if masked:
+        raise DataError(
+            f"{what}: {masked} values are masked: leave out their rows, or fill them with a public figure, as in "
+            "x.filled(0)"
+        )
 
 
 def counted(lost: np.ndarray, what: str) -> str:
@@ -79,6 +112,28 @@ def counted(lost: np.ndarray, what: str) -> str:
         '1 of 2 rows have no target (NaN or empty), first row 1, counted from 0'
     """
     return f"{lost.sum()} of {len(lost)} rows have no {what} (NaN or empty), first row {lost.argmax()}, counted from 0"
+
+
+def spelled_once(values: Mapping[str, Any], what: str) -> None:
+    """Refuse two spellings of one value, which would become one class or one user.
+
+    Args:
+        values: value of each spelling.
+        what: where they stand, for the message.
+
+    Raises:
+        DataError: two spellings have the same value.
+
+    Example:
+        >>> spelled_once({"01": 1, "1": 1}, "column 'ward'")
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.DataError: column 'ward' has '01' and '1', which would become one: spell equal values alike
+    """
+    first: dict[Any, str] = {}
+    for text, value in values.items():
+        if (other := first.setdefault(value, text)) != text:
+            raise DataError(f"{what} has {other!r} and {text!r}, which would become one: spell equal values alike")
 
 
 def _is_text(y: np.ndarray) -> bool:

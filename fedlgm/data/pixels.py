@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from fedlgm.errors import DataError
 
 _TO_FLOAT = 2.0 / 255.0
 
@@ -76,11 +81,66 @@ def fitted(image: Any, size: int | None, channels: int) -> np.ndarray:
         image: a `PIL.Image.Image`.
         size: height and width; the largest centred square is resized bilinearly. None keeps the image's own.
         channels: 3 (RGB) or 1 (grey).
+
+    Raises:
+        DataError: see `upright`.
     """
     from PIL import Image, ImageOps
 
-    image = image.convert("RGB" if channels == 3 else "L")
+    image = upright(image, channels)
     if size is not None:
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     pixels = np.asarray(image, dtype=np.float32)
     return pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1) * np.float32(2 / 255) - np.float32(1)
+
+
+def upright(image: Any, channels: int) -> Any:
+    """An image of Pillow with 8 bits per channel, turned as its EXIF data say.
+
+    Grey images of 16 bits are scaled by 1/257, so that white stays white.
+
+    Args:
+        image: a `PIL.Image.Image`.
+        channels: 3 (RGB) or 1 (grey).
+
+    Raises:
+        DataError: the mode does not say which values are black and white, as in floats and 32-bit integers.
+
+    Example:
+        >>> from PIL import Image
+        >>> upright(Image.fromarray(np.array([[0, 65535]], dtype=np.uint16)), 1).getextrema()
+        (0, 255)
+    """
+    from PIL import Image, ImageOps
+
+    if image.mode in ("F", "I"):
+        raise DataError(
+            f"an image of Pillow's mode {image.mode!r} does not say which values are black and white: save it with 8 "
+            "or 16 bits per channel, or pass its pixels as arrays"
+        )
+    if image.mode.startswith("I;16"):
+        image.load()
+        turned = ImageOps.exif_transpose(image)
+        image = Image.fromarray(np.rint(np.asarray(turned) / 257).astype(np.uint8))
+    else:
+        image = ImageOps.exif_transpose(image)
+    return image.convert("RGB" if channels == 3 else "L")
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Raise a DataError that names an image which cannot be decoded.
+
+    Args:
+        what: the image, for the message.
+    """
+    from PIL import Image
+
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{what}: {error}") from error
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{what} is too large an image to decode: save it with fewer pixels ({error})") from error
+    except (OSError, ValueError, SyntaxError, struct.error) as error:
+        raise DataError(f"{what} is not a readable image: {error}") from error

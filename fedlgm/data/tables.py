@@ -8,23 +8,39 @@ columns except target and user are the features.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from decimal import Decimal
 from numbers import Real
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
+from typing_extensions import TypedDict
 
-from fedlgm.data.pixels import fitted
-from fedlgm.errors import DataError, alternatives
+from fedlgm.data.names import IGNORED
+from fedlgm.data.pixels import fitted, readable
+from fedlgm.errors import DataError, Notice, alternatives
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 TARGETS = ("labels", "label")
-OPTIONS = ("users", "target", "inputs", "text", "tokenizer", "length", "image_size", "channels")
-IGNORED = -100
-"""Target of a padded position, as `transformers` and torch's `ignore_index` have it."""
-
+OPTIONS = ("users", "target", "inputs", "text", "tokenizer", "length", "image_size", "channels", "standardise")
 _Columns = dict[str, Any]
+
+
+class Column(TypedDict):
+    """A feature's public description: name, kind, and the constants that standardised it, if they are known.
+
+    Attributes:
+        name: name of the column.
+        dtype: "bool", "int" or "float", as in the public test table.
+        mean, deviation: the model's input is (value - mean) / deviation.
+    """
+
+    name: str
+    dtype: str
+    mean: NotRequired[float]
+    deviation: NotRequired[float]
 
 
 class Unfit(DataError):
@@ -63,11 +79,12 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
             the task "causal-lm"); "inputs", a column or a list of them, for the features (default: all others); "text"
             and "tokenizer": the column of texts, and their tokenizer; "length": the number of tokens to which texts are
             cut and all rows are padded (default: that of the longest test row, if no training row is longer);
+            "standardise", {column: (mean, deviation)} of public figures, which the model's exports then hold;
             "image_size" and "channels" of images, see `fedlgm.data.pixels.fitted`. Other keys are passed on.
 
     Returns:
-        The mapping with arrays. If "labels" is missing and a `datasets.Dataset` names its classes, they become
-        "labels".
+        The mapping with arrays, and with the descriptions of the features as "columns". If "labels" is missing and a
+        `datasets.Dataset` names its classes, they become "labels".
 
     Raises:
         DataError: a part or column is missing, or a feature is not a number.
@@ -108,9 +125,71 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     inputs = options.get("inputs", list(parts["train"]))
     names = [inputs] if isinstance(inputs, str) else list(inputs)
     size, channels = options.get("image_size"), options.get("channels", 3)
-    return found | {
-        part: (_features(columns, names, part, size, channels), targets[part]) for part, columns in parts.items()
-    }
+    x = {part: _features(columns, names, part, size, channels) for part, columns in parts.items()}
+    described = describe(parts["test"], names, x["test"], options.get("standardise"))
+    if described is not None:
+        found["columns"] = described
+        x = {part: standardised(values, described) for part, values in x.items()}
+    return found | {part: (x[part], targets[part]) for part in parts}
+
+
+def describe(
+    table: Any, names: Sequence[str], x: np.ndarray, constants: Mapping[str, Any] | None = None
+) -> tuple[Column, ...] | None:
+    """Descriptions of the features of a public table; None for images and arrays, which have no columns of numbers.
+
+    Args:
+        table: the table, or its columns by name.
+        names: the features.
+        x: their values [n, ...].
+        constants: mean and standard deviation of the columns that they standardise, by name.
+
+    Raises:
+        DataError: constants name another column, or are not two finite numbers with a deviation above 0.
+    """
+    if x.ndim != 2 or x.shape[1] != len(names):
+        if constants is not None:
+            raise DataError("data.standardise: is for columns of numbers, not for images, tokens or arrays")
+        return None
+    kinds = {"b": "bool", "i": "int", "u": "int"}
+    found: list[Column] = [
+        {"name": str(name), "dtype": kinds.get(np.asarray(table[name]).dtype.kind, "float")} for name in names
+    ]
+    index = next((name for name in map(str, names) if name.startswith("Unnamed: ")), None)
+    if index is not None:
+        warnings.warn(
+            Notice(
+                f"column {index!r} is an input of the model, but it has no name and may be the index of a table: write "
+                "tables with index=False, or name the inputs in data.inputs"
+            ),
+            stacklevel=2,
+        )
+    require_columns(constants or (), names, "data.standardise: the set of inputs")
+    for column in found:
+        if constants is not None and column["name"] in constants:
+            try:
+                mean, deviation = map(float, constants[column["name"]])
+            except (TypeError, ValueError):
+                mean = deviation = float("nan")
+            if not (np.isfinite([mean, deviation]).all() and deviation > 0):
+                raise DataError(
+                    f"data.standardise: {column['name']!r} needs (mean, deviation), two finite numbers with a "
+                    f"deviation above 0, got {constants[column['name']]!r}"
+                )
+            column["mean"], column["deviation"] = mean, deviation
+    return tuple(found)
+
+
+def standardised(x: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
+    """Rows [n, d] with the constants of their columns applied, float64.
+
+    Example:
+        >>> standardised(np.array([[60.0]]), [{"name": "age", "dtype": "float", "mean": 50, "deviation": 20}]).tolist()
+        [[0.5]]
+    """
+    mean = np.array([column.get("mean", 0.0) for column in columns])
+    moved: np.ndarray = (x - mean) / np.array([column.get("deviation", 1.0) for column in columns])
+    return moved
 
 
 def features(table: Any, part: str) -> np.ndarray:
@@ -131,7 +210,9 @@ def _columns(table: Any, part: str) -> _Columns:
         kind = type(table).__name__
         raise DataError(f"data: 'train' and 'test' must both be tables, but {part!r} is of type {kind}{hint}")
     if hasattr(table, "with_format"):
-        return dict(table.with_format(None)[:])
+        pictures = any(type(kind).__name__ == "Image" for kind in table.features.values())
+        with readable(f"data: an image of {part!r}") if pictures else nullcontext():
+            return dict(table.with_format(None)[:])
     names = [str(name) for name in table.columns]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -274,7 +355,8 @@ def _features(
 def _column(values: Any, name: str, part: str, size: int | None, channels: int) -> np.ndarray:
     """A column of images as float32 [n, C, H, W], any other as `numbers` returns it."""
     if len(values) and hasattr(values[0], "convert"):
-        found = [fitted(image, size, channels) for image in values]
+        with readable(f"data: an image of column {name!r} of {part!r}"):
+            found = [fitted(image, size, channels) for image in values]
         if len({image.shape for image in found}) > 1:
             raise DataError(f"data.image_size: images of column {name!r} differ in size: name one, in pixels")
         return np.stack(found)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from fedlgm.data.names import refuse_masked
 from fedlgm.errors import DataError
 from fedlgm.extension import users_code
 
@@ -45,4 +46,5 @@ def as_pair(part: Any) -> Any:
 
 
 def _array(value: Any) -> np.ndarray:
+    refuse_masked(value, "the torch data set's items")
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import unicodedata
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
 
-from fedlgm.data.names import counted, missing
+from fedlgm.data.names import counted, missing, refuse_masked
 from fedlgm.errors import DataError, Notice
 
 
 def user_numbers(users: Any, count: int) -> np.ndarray:
     """Number of each example's user, from 0 in the order of the names, int64 [count].
 
-    Names that differ only in case, spaces or the form of their characters cause a notice: if they are those of one
-    person, the person is two units, and the stated epsilon is too small for it.
+    Names that differ only in case, spaces, zeros or the form of their characters cause a notice: if they are those of
+    one person, the person is two units, and the stated epsilon is too small for it.
 
     Args:
         users: numbers or names, [count].
@@ -34,6 +36,7 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
         raise DataError(
             f"users = {users!r} names a column, which arrays do not have: give the user of each training example [n]"
         )
+    refuse_masked(users, "users")
     try:
         ids = np.asarray(users)
         if ids.dtype.kind in "US" and not isinstance(users, np.ndarray):
@@ -60,6 +63,8 @@ def _check_names(names: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+        with suppress(InvalidOperation):
+            plain = str(Decimal(plain).normalize())  # of `007` and `7`, or `1e5` and `100000`
         if not plain:
             raise DataError(f"users: training examples with the name {name!r} have no user")
         if (other := seen.setdefault(plain, name)) != name:

@@ -6,6 +6,7 @@ buffers (a causal mask, position codes) are allowed.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from fedlgm import inputs
 from fedlgm.devices import or_another_thread, seeded
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, Notice
 from fedlgm.extension import named_arguments, package_of, users_code
 from fedlgm.inputs import Inputs, close
 from fedlgm.models.built import refuse_parameter_hooks
@@ -138,6 +139,25 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
             raise ConfigError(f"model {label}: parameter {name!r} holds NaN or infinity before training")
     refuse_parameter_hooks(module, "no trainer accumulates gradients in parameters", ["_post_accumulate_grad_hooks"])
     require_stateless(module)
+    _notice_lists(module, label)
+
+
+def _notice_lists(module: nn.Module, label: str) -> None:
+    """Warn of layers in a list, tuple or dict of Python, which PyTorch does not count among a model's parameters."""
+    counted = {id(parameter) for parameter in module.parameters()}
+    for name, child in module.named_modules():
+        for key, value in vars(child).items():
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            layers = [layer for layer in held if isinstance(layer, nn.Module)]
+            if any(id(parameter) not in counted for layer in layers for parameter in layer.parameters()):
+                attribute = f"{name}.{key}".lstrip(".")
+                warnings.warn(
+                    Notice(
+                        f"model {label}: the layers in {attribute!r} are not trained, because a plain "
+                        f"{type(value).__name__} hides them from PyTorch: use nn.ModuleList or nn.ModuleDict"
+                    ),
+                    stacklevel=3,
+                )
 
 
 @torch.no_grad()

@@ -133,7 +133,9 @@ def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
 
     Args:
         module: any model; it is not changed.
-        groups: groups of each GroupNorm. If this does not divide the channels, their greatest common divisor.
+        groups: groups of each GroupNorm. If this does not divide the channels, their greatest common divisor. In
+            place of a `BatchNorm1d`, whose input may have one value per channel, each group has at least 8 channels
+            or all of them: a group of one value would always be zero.
 
     Returns:
         The copy; its other parameters and their names are unchanged.
@@ -157,6 +159,9 @@ def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
 
 def _converted(batch_norm: nn.modules.batchnorm._BatchNorm, norm: Any) -> nn.GroupNorm:
     own: nn.GroupNorm = norm(batch_norm.num_features)
+    if isinstance(batch_norm, nn.BatchNorm1d):
+        groups = math.gcd(own.num_groups, max(1, own.num_channels // 8))
+        own = nn.GroupNorm(groups, own.num_channels)
     if not batch_norm.affine:
         return nn.GroupNorm(own.num_groups, own.num_channels, eps=batch_norm.eps, affine=False)
     own.eps, own.weight, own.bias = batch_norm.eps, batch_norm.weight, batch_norm.bias

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedlgm.data.dataset import DataSet
-from fedlgm.data.tables import IGNORED
+from fedlgm.data.names import IGNORED
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import is_bundled
 from fedlgm.tasks.base import Task
@@ -22,7 +22,7 @@ class Classification(Task):
     """Cross-entropy of class scores, and accuracy.
 
     Outputs are logits [n, classes, ...], targets classes int64 [n, ...] in [0, classes). Further axes (the pixels of a
-    segmentation) are averaged for each example.
+    segmentation) are averaged for each example, without those whose target is -100.
     """
 
     name = "classification"
@@ -31,16 +31,23 @@ class Classification(Task):
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """See `Task`."""
-        losses = functional.cross_entropy(outputs, targets, reduction="none")
-        return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
+        losses = functional.cross_entropy(outputs, targets, reduction="none", ignore_index=IGNORED)
+        if losses.ndim == 1:
+            return losses
+        return losses.flatten(1).sum(1) / (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """See `Task`."""
-        return functional.cross_entropy(outputs, targets)
+        return self.losses(outputs, targets).mean() if targets.ndim > 1 else functional.cross_entropy(outputs, targets)
 
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
         """See `Task`."""
-        return class_targets(y, part, self.name, "class")
+        class_targets(np.where(y == IGNORED, 0, y) if y.ndim > 1 else y, part, self.name, "class")
+        if y.size and (y == IGNORED).all():
+            raise DataError(
+                f"task {self.name!r}: all {part} targets are {IGNORED}, which is ignored: give their classes"
+            )
+        return y.astype(np.int64, copy=False)
 
     def labels(self, y: np.ndarray) -> bool:
         """See `Task`: other numbers become whole ones, or are refused."""
@@ -50,6 +57,10 @@ class Classification(Task):
         """See `Task`."""
         if outputs.shape[:1] + outputs.shape[2:] != targets.shape or outputs.ndim < 2:
             flat = "; one column of classes is y.ravel(), one-hot rows are y.argmax(1)" if targets.ndim == 2 else ""
+            if (targets == IGNORED).any():
+                flat = (
+                    "; if these are tokens, the table has no column 'label': name yours, data={..., 'target': column}"
+                )
             raise ConfigError(
                 f"{self._no_fit(outputs, targets)}: for targets [n, ...] outputs must be logits [n, classes, ...]{flat}"
             )
@@ -68,7 +79,7 @@ class Classification(Task):
 
     def count(self, targets: Tensor) -> int:
         """See `Task`."""
-        return targets.numel()
+        return int((targets != IGNORED).sum())
 
     def gradient_operations(self, outputs: Tensor, targets: Tensor, gradient: Tensor) -> list[Callable[[], Any]]:
         """See `Task`: (softmax - one-hot) / n."""
@@ -100,10 +111,8 @@ def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
         )
     if y.size and y.min() < 0:
         remedy = "np.unique(y, return_inverse=True)[1] numbers the classes"
-        if y.ndim > 1 and y.min() == IGNORED:
-            remedy = (
-                "they are tokens, because the table has no column 'label': name yours, data={..., 'target': column}"
-            )
+        if y.max() < 0:
+            remedy = "none is a class, as in sets whose labels are withheld: give the classes"
         raise DataError(
             f"task {task!r} needs targets of at least 0, but the {part} targets begin at {y.min()}: {remedy}"
         )

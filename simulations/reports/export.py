@@ -43,7 +43,8 @@ def format_of(file: Path | str) -> Format:
     suffix = path_of("file", file).suffix[1:]
     if suffix not in get_args(Format):
         known = ", ".join(f".{name}" for name in get_args(Format))
-        raise ConfigError(f"{file}: its suffix must name a format: {known}")
+        hint = "; torch.load reads .pt as it reads .pth" if suffix.lower() in ("pth", "bin", "ckpt") else ""
+        raise ConfigError(f"{file}: its suffix must name a format: {known}{hint}")
     return cast(Format, suffix)
 
 
@@ -73,7 +74,8 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
 def metadata(run: Path | str) -> Metadata:
     """Metadata of a run's model: recipe (TOML), epsilon, guarantee, ledger head, SHA-256 of the flat model.
 
-    `labels` are the names of the classes, in the order of the model's outputs, if the data have names.
+    `labels` are the names of the classes, in the order of the model's outputs, if the data have names. `columns` are
+    the columns of a table, in the order of the model's inputs, with the constants that standardised them.
 
     Raises:
         RunError: the folder is not a run's, or the run is not finished.
@@ -87,10 +89,27 @@ def _metadata(folder: RunFolder, result: RunSummary) -> Metadata:
     """See `metadata`; for a run that has been checked."""
     kept = excerpt(Protection.__annotations__, result)
     told = cast(Metadata, {"made_by": "fedlgm", **kept, "recipe": folder.recipe_file.read_text(encoding="utf-8")})
-    labels = folder.provenance.read().get("labels")
-    if labels is not None:
-        told["labels"] = labels
+    told["task"] = str(folder.recipe().task.name)
+    provenance = folder.provenance.read()
+    if "labels" in provenance:
+        told["labels"] = provenance["labels"]
+    if "columns" in provenance:
+        told["columns"] = provenance["columns"]
     return told
+
+
+def linear_of(module: nn.Module) -> nn.Linear | None:
+    """The layer of a model that is one linear layer on its flattened inputs; None for other models.
+
+    Example:
+        >>> linear_of(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)))
+        Linear(in_features=3, out_features=2, bias=True)
+        >>> linear_of(nn.Sequential(nn.Linear(3, 2), nn.Tanh())) is None
+        True
+    """
+    layers = [*module] if type(module) is nn.Sequential else [module]
+    layers = [layer for layer in layers if type(layer) not in (nn.Flatten, nn.Identity)]
+    return layers[0] if len(layers) == 1 and type(layers[0]) is nn.Linear else None
 
 
 def export(
@@ -137,6 +156,8 @@ def export(
     _refuse_other_files(target, beside, folder.path, f"model.{format}")
     result = folder.finished()
     told, module = _metadata(folder, result), _load(folder, result, module)
+    if linear_of(models.original(module)) is not None:
+        told["coefficients"] = "linear"
     kept = models.original(module).state_dict()
     state = {name: tensor.detach().clone().contiguous() for name, tensor in kept.items()}
     if format == "safetensors":
@@ -166,7 +187,7 @@ def exported(file: Path, format: str, told: Metadata, beside: Path | None = None
         "format": format,
         "bytes": file.stat().st_size,
         "metadata_file": None if beside is None else str(beside),
-        **cast(Protection, {name: value for name, value in told.items() if name not in ("recipe", "labels")}),
+        **cast(Protection, {name: value for name, value in told.items() if name in Protection.__annotations__}),
     }
 
 

@@ -53,6 +53,7 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
         _layers(folder, rows),
         _noise(folder, rows, float(result["noise_multiplier"])),
         _division(folder, private),
+        _inputs(folder),
         _ledger(ledger),
         _origin(folder, result),
         _operator(rows) if private else "",
@@ -187,6 +188,24 @@ def _division(folder: RunFolder, private: bool) -> str:
         return _section("Clients", _facts(facts), missing)
     picture = page.image(division(histogram)).replace("<figure>", '<figure class="wide">')
     return _section("Clients", _facts(facts), picture)
+
+
+def _inputs(folder: RunFolder) -> str:
+    """The columns of a table, in the order of the model's inputs, and the names of the classes."""
+    provenance = folder.provenance.read()
+    columns, labels = provenance.get("columns"), provenance.get("labels")
+    if not columns:
+        return ""
+    rows = [
+        (
+            column["name"],
+            column["dtype"],
+            *(f"{column[key]:.6g}" if key in column else "" for key in ("mean", "deviation")),
+        )
+        for column in columns
+    ]
+    table = page.table(("column", "kind", "mean", "deviation"), rows, "Columns, in the order of the inputs", words=True)
+    return _section("Inputs", table, _facts([("classes", ", ".join(labels))]) if labels else "")
 
 
 def _options(name: str, options: Mapping[str, Any]) -> str:

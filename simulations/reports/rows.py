@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NotRequired, TypedDict
 
+from fedlgm.data.tables import Column
 from simulations.runs.rows import LayerRow
 
 
@@ -160,10 +161,16 @@ class Protection(TypedDict, total=False):
 
 
 class Metadata(Protection, total=False):
-    """The protection with the recipe (TOML), and with the names of the classes if they have names."""
+    """The protection with the recipe (TOML) and task, and names of classes and columns if they have names.
+
+    `coefficients` is "linear" for a model of one linear layer.
+    """
 
     recipe: str
+    task: str
     labels: list[str]
+    columns: list[Column]
+    coefficients: str
 
 
 class Exported(Protection, total=False):

@@ -34,7 +34,9 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     }
     if nodes.simulated:
         made["trained_by"] = _trained_by(assembly)
-    labels = assembly.dataset.labels
+    labels, columns = assembly.dataset.labels, assembly.dataset.columns
+    if columns is not None:
+        made["columns"] = [*columns]
     return made if labels is None else made | {"labels": list(labels)}
 
 

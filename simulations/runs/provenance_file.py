@@ -83,6 +83,11 @@ class ProvenanceFile:
         if stored.get("labels") != provenance.get("labels"):
             was, now = (", ".join(one.get("labels") or ["without names"]) for one in (stored, provenance))
             raise RunError(f"{self._run} was run with the classes {was}: it cannot be continued with {now}")
+        if stored.get("columns", provenance.get("columns")) != provenance.get("columns"):
+            raise RunError(
+                f"{self._run} was run with other columns, in another order, or standardised otherwise: pass the same "
+                "tables"
+            )
         if stored.get("clients") != provenance.get("clients"):
             raise RunError(
                 f"{self._run} was run with {stored.get('clients')}: it cannot be continued with "

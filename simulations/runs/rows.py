@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic checks no other one before Python 3.12
 
+from fedlgm.data.tables import Column
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 from strategies import Failure, RoundRecord
@@ -168,6 +169,7 @@ class Provenance(TypedDict, total=False):
         layers: d_j by name.
         versions: versions of the installed packages.
         labels: names of the classes, if they have names.
+        columns: names, kinds and standardisation of the columns of a table's inputs, in their order.
         trained_by: PyTorch or the compiled kernel, and the reason why `training.kernel = "auto"` became PyTorch.
     """
 
@@ -177,6 +179,7 @@ class Provenance(TypedDict, total=False):
     layers: dict[str, Number]
     versions: dict[str, str]
     labels: list[str]
+    columns: list[Column]
     trained_by: str
 
 

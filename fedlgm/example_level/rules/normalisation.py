@@ -111,7 +111,7 @@ class GroupNormRule(_AffineRule):
 
     def _by_position(self, x: Tensor) -> Tensor:
         """[n, positions, C]."""
-        return x.flatten(2).transpose(1, 2)
+        return (x[:, :, None] if x.ndim == 2 else x.flatten(2)).transpose(1, 2)
 
     def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         module, (n, channels) = self.module, x.shape[:2]

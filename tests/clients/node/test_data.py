@@ -72,7 +72,7 @@ def test_a_folder_of_images(tmp_path):
     with pytest.raises(DataError, match="no folder"):
         read(tmp_path, **kept, class_names=("benign", "other"))
     (tmp_path / "pictures" / "benign" / "two.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"two.png cannot be read"):
+    with pytest.raises(DataError, match=r"two.png is not a readable image"):
         read(tmp_path, **kept, class_names=("benign", "malignant"))
 
 

@@ -205,3 +205,55 @@ def test_options_of_images_are_for_folders_of_images():
         ConfigError, match=r"image_size is for data\.name = 'image-folder' or 'hf:owner/name', not for 'digits'"
     ):
         data.load("digits", image_size=8)
+
+
+class TestPixelsKeepTheirMeaning:
+    """Black is -1 and white is 1 in every mode, or the mode is refused; a photograph stands upright."""
+
+    def one(self, folder, array, ending="tif", **options):
+        for name in ("a", "b"):
+            for part in ("train", "test"):
+                (folder / part / name).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(array).save(folder / part / name / f"x.{ending}", **options)
+        return data.load("image-folder", folder, image_size=4, channels=1)
+
+    @pytest.mark.parametrize("ending", ["png", "tif"])
+    def test_sixteen_bits_are_scaled(self, tmp_path, ending):
+        found = self.one(tmp_path / "set", np.tile(np.array([0, 20000, 40000, 65535], np.uint16), (4, 1)), ending)
+        assert found.train_x[0, 0, 0].tolist() == pytest.approx([-1, -0.389, 0.221, 1], abs=0.01)
+
+    @pytest.mark.parametrize(("kind", "mode"), [(np.float32, "F"), (np.int32, "I")])
+    def test_modes_without_black_and_white_are_refused(self, tmp_path, kind, mode):
+        with pytest.raises(DataError, match=rf"x\.tif: an image of Pillow's mode '{mode}' does not say"):
+            self.one(tmp_path / "set", np.ones((4, 4), kind))
+
+    def test_exif_data_turn_an_image(self, tmp_path):
+        exif = Image.Exif()
+        exif[0x0112] = 3  # upside down
+        found = self.one(
+            tmp_path / "set", np.repeat([[0], [255]], 2, axis=0).repeat(4, 1).astype(np.uint8), "png", exif=exif
+        )
+        assert found.train_x[0, 0, 0].tolist() == [1] * 4
+        assert found.train_x[0, 0, 3].tolist() == [-1] * 4
+
+    def test_an_image_beyond_pillows_limit_is_one_sentence(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
+        with pytest.raises(DataError, match=r"x\.png is too large an image to decode: save it with fewer pixels"):
+            self.one(tmp_path / "set", np.zeros((4, 4), np.uint8), "png")
+
+
+def test_a_class_of_private_images_only_is_refused(tmp_path):
+    by_class(tmp_path / "set" / "train", each=3)
+    for name in ("cats", "dogs"):
+        draw(tmp_path / "set" / "test" / name / "0.png", (0, 0, 0))
+    with pytest.raises(DataError, match=r"no test image has the class 'eels', so private images alone would add"):
+        data.load("image-folder", tmp_path / "set", image_size=4)
+    with pytest.raises(DataError, match=r"no test image has the class 'eels'"):
+        data.load("image-folder", few(tmp_path / "few"), image_size=4)
+
+
+def few(folder):
+    by_class(folder)
+    for path in (folder / "eels").glob("00[4-9].png"):
+        path.unlink()
+    return folder

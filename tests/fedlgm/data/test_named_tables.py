@@ -124,7 +124,7 @@ def test_the_local_cache_is_enough_without_a_network(tmp_path: Path) -> None:
         ({"file": "nowhere.csv"}, r"data\.file: there is no file 'nowhere\.csv'"),
         ({"file": None}, r"data\.file: name the \.csv or \.parquet file with the training examples"),
         ({"test_file": None}, r"data\.test_file: name the \.csv or \.parquet file with public test examples"),
-        ({"test_file": "rows.tsv"}, r"data\.test_file: 'rows\.tsv' must be a \.csv or \.parquet file"),
+        ({"test_file": "rows.tsv"}, r"data\.test_file: 'rows\.tsv' must be a \.csv, \.csv\.gz or \.parquet file"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_files_is_one_sentence(options: dict, message: str, files: dict[str, Path]) -> None:
@@ -199,3 +199,68 @@ def test_the_file_of_the_cache_test_is_what_datasets_writes(tmp_path: Path) -> N
     (info,) = (tmp_path / "cache").rglob("dataset_info.json")
     assert {"builder_name", "config_name", "dataset_name", "features", "splits"} <= set(json.loads(info.read_text()))
     assert [path.suffix for path in info.parent.glob("*train*")] == [".arrow"]
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+class TestTextStaysText:
+    """Users and classes of a CSV file are names, as they are written."""
+
+    def load(self, folder: Path, train: str, test: str, **options):
+        files = {"file": write(folder, "a.csv", train), "test_file": write(folder, "b.csv", test)}
+        return data.load("table", **files, target="out", **options)
+
+    @pytest.mark.parametrize(("a", "b"), [("007", "7"), ("1e5", "100000"), ("1.10", "1.1"), ("None", "NA")])
+    def test_users_are_as_many_as_their_spellings(self, tmp_path, recwarn, a, b):
+        rows = f"who,x,out\n{a},1,0\n{b},2,1\n"
+        found = self.load(tmp_path, rows, rows, users="who")
+        assert len(set(found.train_user)) == 2
+        assert any("count as two users" in str(one.message) for one in recwarn) is (a != "None")
+
+    def test_one_text_among_many_numbers_is_a_user(self, tmp_path):
+        rows = "who,x,out\n" + "".join(f"{i % 50},{i},{i % 2}\n" for i in range(300_000)) + "guest,1,1\n"
+        found = self.load(tmp_path, rows, "who,x,out\n1,1,0\n2,2,1\n", users="who")
+        assert len(set(found.train_user)) == 51
+
+    def test_classes_that_pandas_takes_for_gaps_are_classes(self, tmp_path):
+        rows = "x,out\n1,None\n2,NA\n3,null\n"
+        assert self.load(tmp_path, rows, rows).labels == ("NA", "None", "null")
+
+    @pytest.mark.parametrize(("a", "b"), [("01", "1"), ("1", "1.0")])
+    def test_two_spellings_of_a_class_are_refused(self, tmp_path, a, b):
+        rows = f"x,out\n1,{a}\n2,{b}\n3,0\n"
+        with pytest.raises(DataError, match=rf"column 'out' has '{a}' and '{b}', which would become one"):
+            self.load(tmp_path, rows, "x,out\n1,0\n2,1\n")
+
+    def test_labels_make_numbers_names(self, tmp_path):
+        rows = "x,out\n1,01\n2,1\n"
+        assert self.load(tmp_path, rows, rows, labels=["1", "01"]).train_y.tolist() == [1, 0]
+
+    def test_numbers_and_truth_values_stay_what_they_were(self, tmp_path):
+        rows = "x,out\n1,1.10\n2,1.1\n3,-2.5\n"
+        assert self.load(tmp_path, rows, rows).train_y.tolist() == pytest.approx([1.1, 1.1, -2.5])
+        rows = "x,out\n1,True\n2,False\n"
+        assert self.load(tmp_path, rows, rows).train_y.dtype == np.float32
+
+    @pytest.mark.parametrize("gap", ["NA", "", "nan"])
+    def test_a_gap_among_numbers_is_no_class(self, tmp_path, gap):
+        with pytest.raises(DataError, match=r"data\.target: column 'out' of 'train' holds numbers, but '.*' in 1 rows"):
+            self.load(tmp_path, f"x,out\n1,0\n2,{gap}\n", "x,out\n1,0\n2,1\n")
+
+    def test_an_empty_name_is_no_class(self, tmp_path):
+        rows = "x,out\n1,ill\n2,well\n"
+        with pytest.raises(DataError, match=r"training targets: 1 of 3 rows have no target"):
+            self.load(tmp_path, rows + '3,""\n', rows)
+
+    def test_a_header_without_rows_is_refused(self, tmp_path):
+        with pytest.raises(DataError, match=r"data\.file: '.*a\.csv' has no rows below its header"):
+            self.load(tmp_path, "x,out\n", "x,out\n1,0\n")
+
+    def test_endings_in_capitals_and_compressed_files_are_read(self, tmp_path):
+        TABLE.to_csv(tmp_path / "A.CSV", index=False)
+        TABLE.to_csv(tmp_path / "b.csv.gz", index=False)
+        found = data.load("table", file=tmp_path / "A.CSV", test_file=tmp_path / "b.csv.gz", target="out", users="site")
+        assert found.train_x.tolist() == found.test_x.tolist()

@@ -303,3 +303,44 @@ def test_two_spellings_of_one_user_are_pointed_out(other):
     """A person with two names is two units, for which no epsilon is stated."""
     with pytest.warns(Notice, match="count as two users: if they are one person, use one name"):
         DataSet.from_mapping({**ARRAYS, "users": [other if i % 2 else "ann" for i in range(60)]})
+
+
+class TestValuesThatAreNotThere:
+    """Masks and NaT mean absence: an array without them would hold other values."""
+
+    X = np.ma.masked_equal(np.array([[52.0, -9999.0], [40.0, 1.0]]), -9999.0)
+
+    @pytest.mark.parametrize(
+        ("pair", "message"),
+        [((X, [0, 1]), "training inputs"), ((np.zeros((2, 1)), np.ma.masked_equal([0, 9], 9)), "training targets"),
+         (([X[0], X[1]], [0, 1]), "training inputs")],
+    )  # fmt: skip
+    def test_masked_values_are_refused(self, pair, message):
+        with pytest.raises(DataError, match=rf"{message}: 1 values are masked: leave out their rows, or fill them"):
+            DataSet.from_arrays(pair, (np.zeros((2, 2)), [0, 1]))
+
+    def test_an_empty_mask_is_no_fault(self):
+        x = np.ma.masked_equal(np.ones((2, 2)), -9999.0)
+        assert DataSet.from_arrays((x, [0, 1]), (x, [0, 1])).train_x.tolist() == [[1, 1], [1, 1]]
+
+    def test_masked_users_and_times_that_are_not_are_no_users(self):
+        x, y = np.zeros((2, 2)), [0, 1]
+        with pytest.raises(DataError, match=r"users: 1 values are masked"):
+            DataSet.from_arrays((x, y), (x, y), users=np.ma.masked_equal([1, 9], 9))
+        with pytest.raises(DataError, match=r"users: 1 of 2 rows have no user"):
+            DataSet.from_arrays((x, y), (x, y), users=np.array(["2024-01-01", "NaT"], dtype="datetime64[D]"))
+
+
+@pytest.mark.parametrize("labels", [np.array([b"ill", b"well"]), [b"ill", b"well"], np.array([b"ill", "well"], object)])
+def test_byte_strings_are_no_classes(labels):
+    with pytest.raises(
+        DataError, match=r"training targets hold byte strings: decode them, as in \[one\.decode\(\) for"
+    ):
+        DataSet.from_arrays((np.zeros((2, 2)), labels), (np.zeros((2, 2)), labels))
+
+
+def test_options_that_no_set_has_are_one_sentence():
+    with pytest.raises(ConfigError, match=r"load takes a folder as data_dir=\.\.\."):
+        load("image-folder", dir="/tmp")
+    with pytest.raises(ConfigError, match=r"'digits' has no option 'size'; its options: pixels"):
+        load("digits", size=3)

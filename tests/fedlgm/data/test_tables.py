@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from fedlgm import data
-from fedlgm.errors import DataError
+from fedlgm.errors import DataError, Notice
 
 NUMBERS = pandas.DataFrame(
     {
@@ -183,3 +183,9 @@ def test_a_dictionary_of_splits_without_a_test_part_names_the_one_that_could_be_
     parts = datasets.DatasetDict(train=TOKENS, validation=TOKENS)
     with pytest.raises(DataError, match="give the validation part as 'test'"):
         data.load(data.with_users(parts, "who"))
+
+
+def test_a_column_without_a_name_is_noticed():
+    table = NUMBERS.drop(columns="site").rename(columns={"age": "Unnamed: 0"})
+    with pytest.warns(Notice, match=r"column 'Unnamed: 0' is an input of the model, but it has no name and may be the"):
+        data.load({"train": table, "test": table, "target": "out"})

@@ -57,6 +57,7 @@ LAYERS = {
     "convolution": lambda: (nn.Conv2d(3, 8, 3, padding=1), torch.randn(6, 3, 8, 8)),
     "convolution, by Gram matrices": lambda: (nn.Conv2d(128, 128, 3, padding=1), torch.randn(4, 128, 4, 4)),
     "normalisation": lambda: (nn.GroupNorm(2, 8), torch.randn(6, 8, 5)),
+    "normalisation of channels": lambda: (nn.GroupNorm(2, 8), torch.randn(6, 8)),
     "embedding": lambda: (nn.Embedding(11, 5), torch.randint(11, (6, 7))),
     "generic": lambda: (nn.Bilinear(4, 4, 3), torch.randn(6, 4)),
 }

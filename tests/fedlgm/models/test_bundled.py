@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from fedlgm.errors import ConfigError
-from fedlgm.models import build, names
+from fedlgm.models import build, names, to_groupnorm
 
 torch.set_num_threads(1)
 
@@ -228,3 +228,11 @@ def test_bad_arguments_are_refused(name: str, in_shape: Any, options: dict[str, 
 def test_no_classes_are_refused() -> None:
     with pytest.raises(ConfigError, match="classes of at least 1"):
         build("mlp", in_shape=DIGIT, classes=0)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(16, 2), (64, 8), (256, 32), (20, 2), (7, 1)])
+def test_group_norm_after_a_linear_layer_sees_several_values(channels: int, groups: int) -> None:
+    model = to_groupnorm(nn.Sequential(nn.Linear(3, channels), nn.BatchNorm1d(channels)))
+    assert model[1].num_groups == groups
+    for rows in (1, 4):
+        assert model(torch.randn(rows, 3)).abs().max() > 0.5

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, Notice
 from fedlgm.models import build, options
+from fedlgm.models.requirements import require_trainable
 
 
 class Net(nn.Module):
@@ -121,3 +122,20 @@ def test_a_number_of_outputs_that_nobody_says() -> None:
 
 def test_layers_without_state_are_welcome() -> None:
     own(nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout(0.5), nn.GroupNorm(2, 4)))
+
+
+@pytest.mark.parametrize("hold", [list, tuple, lambda layers: dict(enumerate(layers))])
+def test_layers_that_python_hides_are_noticed(hold: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    model[0].experts = hold([nn.Linear(3, 3)])
+    with pytest.warns(
+        Notice, match=r"the layers in '0\.experts' are not trained, because a plain (list|tuple|dict) hides"
+    ):
+        require_trainable(model)
+
+
+def test_layers_that_are_also_registered_are_not_noticed(recwarn: pytest.WarningsRecorder) -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    model.order = [model[0], nn.ReLU()]
+    require_trainable(model)
+    assert not recwarn.list

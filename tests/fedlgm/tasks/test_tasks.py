@@ -320,3 +320,32 @@ def test_a_task_whose_figures_no_run_could_show_is_refused(flaw: str, message: s
     Own("").check(nn.Linear(3, 1), data)
     with pytest.raises(ConfigError, match=message):
         Own(flaw).check(nn.Linear(3, 1), data)
+
+
+class TestIgnoredPixels:
+    """Pixels with the target -100 count nowhere: not in losses, gradients or figures."""
+
+    def test_a_segmentation_ignores_them(self):
+        task, outputs = tasks.get("classification"), torch.randn(3, 4, 5, 5)
+        y = torch.randint(0, 4, (3, 5, 5))
+        assert torch.allclose(
+            task.losses(outputs, y), torch.nn.functional.cross_entropy(outputs, y, reduction="none").flatten(1).mean(1)
+        )
+        y[0, :3], y[1] = -100, -100
+        losses = task.losses(outputs, y)
+        assert losses[1] == 0
+        assert torch.allclose(losses[0], torch.nn.functional.cross_entropy(outputs[:1, :, 3:], y[:1, 3:]))
+        assert torch.allclose(task.loss(outputs, y), losses.mean())
+        assert task.count(y) == int((y >= 0).sum())
+
+    def test_targets_that_are_all_ignored_or_withheld_are_refused(self):
+        task = tasks.get("classification")
+        assert task.targets(np.array([[0, -100]]), "test").tolist() == [[0, -100]]
+        with pytest.raises(DataError, match=r"all test targets are -100, which is ignored"):
+            task.targets(np.full((2, 2), -100), "test")
+        with pytest.raises(
+            DataError, match=r"the test targets begin at -1: none is a class, as in sets whose labels are"
+        ):
+            task.targets(np.full(3, -1), "test")
+        with pytest.raises(DataError, match=r"targets begin at -100: np\.unique"):
+            task.targets(np.array([0, -100]), "test")
