@@ -343,11 +343,22 @@ def export(
 
 
 @app.command(rich_help_panel=_READ)
-def ledger(run: RunArgument, as_json: JsonOption = False) -> None:
+def ledger(
+    run: Annotated[Path, typer.Argument(help="Run folder. With --delta: a ledger file, such as that of a Flower app.")],
+    delta: Annotated[float | None, typer.Option(help="Delta of a ledger file; a run states its own.")] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show the charged and claimed cost of a run, release by release. Exit status 2 if the ledger was changed."""
+    from fedlgm.errors import ConfigError
+    from simulations.reports import bare_ledger
     from simulations.reports import report as reporting
     from simulations.reports import terminal as display
 
+    if run.is_file():
+        show(bare_ledger.bare_ledger_report(run, delta), bare_ledger.bare_ledger_table, as_json)
+        return
+    if delta is not None:
+        raise ConfigError(f"--delta is for a ledger file: the recipe of the run {run} states its delta")
     summary = reporting.ledger_report(run)
     show(summary, display.ledger_table, as_json)
 

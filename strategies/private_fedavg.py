@@ -63,8 +63,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
     """Client-level private federated averaging of a torch model; clients run a `clients.PrivateClientApp`.
 
     Noise and ledger are made for `rounds` rounds at (epsilon, delta) under add-or-remove-one with Poisson sampling, or
-    replace-one under local trust. Keys come from the operating system. An existing ledger is continued, because it
-    still holds the spending of earlier runs of the same settings.
+    replace-one under local trust. Keys come from the operating system. A ledger that holds rounds of an earlier process
+    is refused unless `continue_ledger` is set. `start` prints the ledger's epsilon in its last line.
 
     Example:
         >>> import tempfile, torch
@@ -90,6 +90,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
             about the rate.
         nodes: settings for waiting for nodes and for failures.
         group_by: see `LayerTable.from_module`.
+        continue_ledger: whether the ledger may hold rounds of an earlier process with the same settings, whose cost
+            then adds up. To resume a run after m of its rounds, also load the saved weights into the model and pass
+            `num_rounds=rounds - m` to `start`.
         flowers: arguments of Flower's own strategies, each refused with the name of its replacement.
 
     Raises:
@@ -113,6 +116,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         server_lr: float | None = None,
         nodes: OneNodePerClient | None = None,
         group_by: str | Callable[[str], str] = "module",
+        continue_ledger: bool = False,
         **flowers: Any,
     ) -> None:
         _refuse(flowers)
@@ -141,13 +145,15 @@ class PrivateFedAvg(LayerwiseFedAvg):
         _warn_of(module, delta, clients)
         owner = hashlib.sha256(repr((chosen, method.facts, method.layers.names)).encode()).hexdigest()
         opened = Ledger(path_of("ledger", ledger), owner)
+        self._new, self._starting = not continue_ledger, False
         super().__init__(
             method,
             start,
             CohortSampler(sampling, keys),
             step,
-            Releaser(keys, opened, redrawn=opened.position()),
+            Releaser(keys, opened, redrawn=opened.position(), stated=True),
             nodes or OneNodePerClient(),
+            continue_ledger=continue_ledger,
         )
 
     def start(  # type: ignore[override]
@@ -160,7 +166,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Run all remaining rounds, or at most `num_rounds` of them.
+        """Run all remaining rounds, or at most `num_rounds` of them, and print what the ledger has spent.
 
         `result.arrays` has the form of the model's `load_state_dict`. Frozen parameters and buffers are those given to
         the constructor, which also defines the initial model: `initial_arrays` is accepted for compatibility with
@@ -170,6 +176,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         Raises:
             ConfigError: `num_rounds` is not a whole number, or negative; another argument has a wrong type.
             DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the previous round.
+            LedgerError: another process has charged rounds to the ledger since this strategy was created.
         """
         left = self.method.facts.rounds - self.transcript.rounds
         if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
@@ -187,7 +194,14 @@ class PrivateFedAvg(LayerwiseFedAvg):
         _require_types(initial_arrays, (train_config, evaluate_config), evaluate_fn)
         if initial_arrays is not None and self.transcript.rounds == 0:
             _warn_of_arrays(initial_arrays, (self._state(), self.initial_arrays()))
-        result = super().start(grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate_fn)
+        if self._new and not self._configured:
+            self.method.require_rounds(self.releaser.ledger, self.transcript)
+        self._starting = True
+        try:
+            result = super().start(grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate_fn)
+        finally:
+            self._starting = False
+            self._print_cost()
         result.arrays = self._state()
         return result
 
@@ -200,7 +214,19 @@ class PrivateFedAvg(LayerwiseFedAvg):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """The next model in the form of its `load_state_dict` (see `LayerwiseFedAvg.aggregate_train`)."""
         _, metrics = super().aggregate_train(server_round, replies)
+        if not self._starting and self.transcript.rounds == self.method.facts.rounds:
+            self._print_cost()  # the rounds are those of a subclass' own `start`
         return self._state(), metrics
+
+    def _print_cost(self) -> None:
+        epsilon, (budget, delta) = self.epsilon(), self.method.facts.budget()
+        above = f" (above the budget of {budget:g})" if epsilon > budget else ""
+        head = self.releaser.ledger.head()
+        print(
+            f"fedlgm: epsilon {epsilon:.4g}{above} at delta {delta:g}; guarantee: {self.guarantee()}; "
+            f"ledger head {head}",
+            flush=True,
+        )
 
     def _state(self) -> ArrayRecord:
         """The current model in the form of its `load_state_dict`, with frozen parameters and buffers."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
@@ -18,7 +18,11 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
 from fedlgm.noise import check_scale
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.privacy.reuse import require_rounds
 from fedlgm.transcript import Transcript
+
+if TYPE_CHECKING:
+    from fedlgm.privacy.ledger import Ledger
 
 
 @named_arguments
@@ -124,6 +128,29 @@ class Method:
             self._refuse_protected(plan)
         self._refuse_other_cost(plan, transcript)
         return plan
+
+    def require_rounds(self, ledger: Ledger, past: Transcript, *, sampled: bool = True) -> None:
+        """Refuse a ledger that holds other rounds than those of `past` (see `fedlgm.privacy.reuse`).
+
+        Args:
+            ledger: the ledger that the run would charge.
+            past: the rounds that the run has done.
+            sampled: whether rounds that the ledger already holds would be released again with new draws.
+
+        Raises:
+            LedgerError: the ledger holds other rounds.
+        """
+        if ledger.rounds() <= past.rounds:
+            return
+        facts, plan = self.facts, self.plan(past)
+        left = min(facts.releases, facts.rounds - past.rounds)
+        events = [(plan.event, left)]
+        if plan.protected:
+            costs = self._costs[past.rounds : past.rounds + left]
+            events = facts.process.events(plan, facts.noise_multiplier / np.sqrt(costs), sampled)
+        require_rounds(
+            ledger, past.rounds, events, epsilon=facts.epsilon, delta=facts.delta, accountant=facts.accountant
+        )
 
     def plan_from_private_norms(self, norms: np.ndarray) -> ReleasePlan:
         """The round's plan of a published variant that uses private layer norms (`UsesPrivateNorms`).

@@ -20,9 +20,9 @@ from clients import AnyClient, PrivateClientApp
 from clients.consent import Consent
 from clients.layerwise import place_reply
 from fedlgm import mechanisms, wire
-from fedlgm.errors import ConfigError, DivergedError, Notice, RunError
+from fedlgm.errors import ConfigError, DivergedError, LedgerError, Notice, RunError
 from simulations.engines.local import LocalGrid
-from strategies import AnyNode, OneNodePerClient, PrivateFedAvg, ServerOptimizer
+from strategies import AnyNode, CohortSampler, OneNodePerClient, PrivateFedAvg, ServerOptimizer
 
 
 def strategy(ledger: Path, model: Any = None, **options: Any) -> PrivateFedAvg:
@@ -283,3 +283,90 @@ def test_a_round_under_local_trust_that_is_made_again_is_charged_again(tmp_path:
     assert (asked, releases) == ([3, 3], [3, 2])
     assert made.releaser.ledger.participations()[0] == 3
     assert made.epsilon() > 8
+
+
+class Nobody(CohortSampler):
+    """Draws nobody: rounds release only noise, and are charged."""
+
+    def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
+        return np.array([], dtype=np.int64)
+
+
+def alone(ledger: Path, **options: Any) -> PrivateFedAvg:
+    """A strategy whose rounds nobody takes part in."""
+    made = strategy(ledger, **options)
+    made.nodes, made.sampler = AnyNode(np.ones(10)), Nobody(made.sampler.sampling, made.sampler.keys)
+    return made
+
+
+def answering() -> LocalGrid:
+    app = ClientApp()
+    app.query()(lambda message, context: place_reply(message, AnyClient()))
+    return LocalGrid(app)
+
+
+def test_a_second_run_on_a_ledger_is_refused_unless_it_is_meant(tmp_path: Path, capsys: Any) -> None:
+    """An app that is started twice trains from scratch: both runs count for the clients."""
+    path = tmp_path / "ledger.sqlite"
+    first = alone(path)
+    first.start(answering())
+    words = rf"^{path} already holds 3 rounds \(epsilon [\d.]+\); this run would bring it to [\d.]+, above 8: name"
+    with pytest.raises(LedgerError, match=words):
+        alone(path, epsilon=8)
+    assert first.releaser.ledger.position() == 3
+    again = alone(path, continue_ledger=True)
+    again.start(answering(), num_rounds=1)
+    assert again.epsilon() > first.releaser.ledger.epsilon(1e-5, through=0, abandoned=3)
+    again.start(answering())
+    assert again.releaser.ledger.position() == 6
+    assert [line.startswith("fedlgm: epsilon ") for line in capsys.readouterr().out.splitlines()] == [True] * 3
+
+
+def test_the_ledger_is_looked_at_again_before_the_first_round(tmp_path: Path) -> None:
+    one, other = (alone(tmp_path / "ledger.sqlite") for _ in range(2))
+    one.start(answering(), num_rounds=1)
+    with pytest.raises(LedgerError, match="already holds 1 round "):
+        other.start(answering())
+    one.start(answering())
+    assert one.releaser.ledger.position() == 3
+
+
+def test_a_run_that_ends_early_resumes_within_its_budget(tmp_path: Path) -> None:
+    """What the pages say: the saved weights, the same settings, and the rounds that are left."""
+    path, full = tmp_path / "ledger.sqlite", {"rounds": 3, "epsilon": 8}
+    alone(path, **full).start(answering(), num_rounds=2)
+    resumed = alone(path, **full, continue_ledger=True)
+    resumed.start(answering(), num_rounds=1)
+    assert resumed.epsilon() <= 8
+
+
+def test_start_ends_with_the_cost_in_one_line(tmp_path: Path, capsys: Any) -> None:
+    made = alone(tmp_path / "ledger.sqlite", epsilon=4)
+    made.start(answering(), num_rounds=2)
+    (line,) = capsys.readouterr().out.splitlines()
+    head = made.releaser.ledger.head()
+    assert line == (
+        f"fedlgm: epsilon {made.epsilon():.4g} at delta 1e-05; guarantee: {made.guarantee()}; ledger head {head}"
+    )
+    made.start(answering())
+    extra = alone(tmp_path / "ledger.sqlite", epsilon=4, continue_ledger=True)
+    extra.start(answering(), num_rounds=1)
+    assert "(above the budget of 4) at delta" in capsys.readouterr().out.splitlines()[-1]
+
+
+class FailsLater(PrivateFedAvg):
+    """A strategy of a user's own that fails in its second round."""
+
+    def aggregate_train(self, server_round, replies):
+        if server_round == 2:
+            raise ValueError("a mistake")
+        return super().aggregate_train(server_round, replies)
+
+
+def test_a_run_that_fails_states_its_cost_too(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "ledger.sqlite"
+    made = FailsLater(nn.Linear(3, 2), epsilon=8, delta=1e-5, clients=10, rounds=3, rate=1e-7, ledger=path)
+    made.nodes = AnyNode(np.ones(10))
+    with pytest.raises(ValueError, match="a mistake"):
+        made.start(answering())
+    assert "ledger head 1:" in capsys.readouterr().out.splitlines()[-1]
