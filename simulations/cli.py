@@ -263,21 +263,31 @@ app.command(rich_help_panel=_PLAN)(recommend)
 
 @app.command(rich_help_panel=_PLAN)
 def calibrate(
-    epsilon: Annotated[float, typer.Option(help="Target epsilon of the whole run.")],
     delta: Annotated[float, typer.Option(help="Target delta.")],
     steps: Annotated[int, typer.Option(help="Number of releases T.")],
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the whole run.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Instead of --epsilon: the noise, whose epsilon is printed.")
+    ] = None,
     sampling_rate: Annotated[float, typer.Option(help="Probability q that a client takes part.")] = 1.0,
     relation: Annotated[str, typer.Option(help="add-remove, replace-one or zero-out.")] = "add-remove",
     accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the noise multiplier that meets a budget."""
+    """Compute the noise multiplier that meets a budget, or the epsilon of a noise multiplier."""
     from fedlgm import privacy
+    from fedlgm.errors import ConfigError, check_positive
 
     settings: dict[str, Any] = {
         "steps": steps, "sampling_rate": sampling_rate, "relation": relation, "accountant": accountant,
     }  # fmt: skip
-    multiplier = privacy.calibrate(epsilon, delta, **settings)
+    if noise_multiplier is None and epsilon is not None:
+        multiplier = privacy.calibrate(epsilon, delta, **settings)
+    elif noise_multiplier is not None and epsilon is None:
+        check_positive(noise_multiplier=noise_multiplier)
+        multiplier = noise_multiplier
+    else:
+        raise ConfigError("give either --epsilon or --noise-multiplier: each follows from the other")
     reached = privacy.epsilon(multiplier, delta, **settings)
     if as_json:
         print_json({"noise_multiplier": multiplier, "epsilon": reached, "delta": delta, **settings})

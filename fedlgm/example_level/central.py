@@ -114,6 +114,8 @@ def train(
         raise ConfigError(f"the facts count {facts.sampling.population} examples, but the data have {len(y)}")
     # Also of the ledger: sampling amplifies a training on one ledger only by other draws than those on another.
     batches = batch_keys(keys, digest_of(x, y) + ledger.identity().encode())
+    if facts.delta is None:
+        raise ConfigError("the facts have no delta, at which the epsilon of the result is stated: give delta=1e-5")
     transcript = Transcript.start(trainer.weights.clone())
     if not continue_ledger:
         method.require_rounds(ledger, transcript)
@@ -143,7 +145,6 @@ def train(
         transcript = transcript.extend(trainer.weights.clone(), mean, plan)
         if progress is not None:
             progress(step)
-    _, delta = facts.budget()
     return Trained(
-        trainer.weights, ledger.epsilon(delta, facts.accountant), plan.guarantee, facts.rounds, not keys.secret
+        trainer.weights, ledger.epsilon(facts.delta, facts.accountant), plan.guarantee, facts.rounds, not keys.secret
     )

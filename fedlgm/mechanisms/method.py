@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +24,8 @@ from fedlgm.transcript import Transcript
 
 if TYPE_CHECKING:
     from fedlgm.privacy.ledger import Ledger
+
+_AGREE = 1e-4  # relative, between a noise multiplier that is given and that of the budget
 
 
 @named_arguments
@@ -62,7 +65,7 @@ class Method:
         Args:
             module: the model, which may be on the meta device.
             mechanism: the mechanism.
-            facts: the run's facts; their `noise_multiplier` is replaced.
+            facts: the run's facts with a budget; without epsilon their own `noise_multiplier` stays.
             group_by: see `LayerTable.from_module`.
 
         Raises:
@@ -83,17 +86,25 @@ class Method:
         Args:
             mechanism: the mechanism.
             layers: `mechanism.table(...)` of the model's layers.
-            facts: the run's facts.
+            facts: the run's facts with a budget; without epsilon their own `noise_multiplier` stays.
             by: function that returns the calibrated facts; default: `Mechanism.calibrate`.
 
         Raises:
+            ConfigError: the facts have a budget and a `noise_multiplier` that does not meet it exactly.
             ConfigError, PrivacyError: see `Mechanism.calibrate` and `Mechanism.check_run`.
         """
         with code_of(type(mechanism), mechanism.name):
             facts.process.check_mechanism(mechanism, layers)
-            if by is not None:
-                return cls(mechanism, layers, by(mechanism, facts))
-            return cls(mechanism, layers, facts.with_multiplier(mechanism.calibrate(facts)))
+            if facts.noise_multiplier and facts.epsilon is None:
+                return cls(mechanism, layers, facts)
+            unset = facts.with_multiplier(0.0)
+            to = unset.with_multiplier(mechanism.calibrate(unset)) if by is None else by(mechanism, unset)
+        if facts.noise_multiplier and not math.isclose(facts.noise_multiplier, to.noise_multiplier, rel_tol=_AGREE):
+            raise ConfigError(
+                f"noise_multiplier = {facts.noise_multiplier:g} and epsilon = {facts.epsilon:g} are both given, but "
+                f"this epsilon needs {to.noise_multiplier:.6g}: leave out epsilon, or set noise_multiplier to 0"
+            )
+        return cls(mechanism, layers, to)
 
     def check_cohorts(self, sampling: Sampling) -> None:
         """Require the run's own sampling of clients if its cost rests on that.

@@ -166,6 +166,25 @@ def test_calibrate(run, relation):
     assert report["epsilon"] <= 3
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one", "zero-out"])
+def test_calibrate_from_noise_is_the_inverse(run, relation, accountant):
+    options = ("--delta", "1e-5", "--steps", "20", "--sampling-rate", "0.2", "--json")
+    options += ("--relation", relation, "--accountant", accountant)
+    status, out, _ = run("calibrate", "--epsilon", "3", *options)
+    assert status == 0
+    multiplier = json.loads(out)["noise_multiplier"]
+    status, again, err = run("calibrate", "--noise-multiplier", str(multiplier), *options)
+    assert (status, json.loads(again)) == (0, json.loads(out)), err
+    assert json.loads(again)["epsilon"] == pytest.approx(3, rel=1e-5)
+
+
+@pytest.mark.parametrize("options", [(), ("--epsilon", "3", "--noise-multiplier", "1")])
+def test_calibrate_takes_either_figure(run, options):
+    status, _, err = run("calibrate", "--delta", "1e-5", "--steps", "20", *options)
+    assert (status, "give either --epsilon or --noise-multiplier" in err) == (2, True), err
+
+
 def test_partition(run, tiny_file):
     status, out, _ = run("partition", tiny_file, "--out", "picture.png", "--json")
     assert status == 0
