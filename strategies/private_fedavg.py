@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import numbers
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.models.arrays import of_arrays
-from fedlgm.models.requirements import require_stateless
+from fedlgm.models.requirements import require_stateless, require_trainable
 from fedlgm.privacy.guarantee import Trust
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
@@ -96,7 +98,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         flowers: arguments of Flower's own strategies, each refused with the name of its replacement.
 
     Raises:
-        ConfigError, PrivacyError, LedgerError: an argument cannot be used; the message says why.
+        ConfigError, PrivacyError, LedgerError: an argument cannot be used (for a model see
+            `fedlgm.models.require_trainable`); the message says why.
     """
 
     @named_arguments
@@ -121,6 +124,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
     ) -> None:
         _refuse(flowers)
         module: nn.Module = of_arrays(model)
+        if isinstance(module, nn.Module):  # any other object is refused with its layers
+            require_trainable(module, repr(type(module).__name__), statistics=True)
         chosen = mechanisms.get(mechanism) if isinstance(mechanism, str) else require_mechanism(mechanism)
         if isinstance(chosen, BoundsExamples):
             raise ConfigError(
@@ -198,12 +203,44 @@ class PrivateFedAvg(LayerwiseFedAvg):
             self.method.require_rounds(self.releaser.ledger, self.transcript)
         self._starting = True
         try:
-            result = super().start(grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate_fn)
+            evaluate = None if evaluate_fn is None else partial(_evaluated, evaluate_fn)
+            result = super().start(grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate)
+        except KeyError as error:
+            own = type(self).aggregate_train
+            if own is PrivateFedAvg.aggregate_train or own.__name__ not in _functions(error):
+                raise
+            raise ConfigError(
+                f"{type(self).__name__}.aggregate_train looks for {error}, which no client sends: clients' metrics are "
+                "not protected and stay with them; evaluate on the server with start(evaluate_fn=...)"
+            ) from error
         finally:
             self._starting = False
             self._print_cost()
         result.arrays = self._state()
         return result
+
+    def summary(self) -> None:
+        """Print nothing (see `LayerwiseFedAvg.summary`).
+
+        Raises:
+            ConfigError: another strategy calls it, which wraps this one.
+        """
+        if not self._starting:
+            raise ConfigError(
+                "another strategy wraps PrivateFedAvg, such as one of Flower's DifferentialPrivacy strategies: its "
+                "bounds and noise would come on top of those that are charged; start PrivateFedAvg itself"
+            )
+
+    def initialize_parameters(self, *_: Any, **__: Any) -> Any:
+        """Refuse Flower's older ways to start a strategy.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "start_simulation, start_server and ServerAppComponents start strategies of Flower's older interface: call "
+            "PrivateFedAvg(...).start(grid) in the function under @app.main() of a ServerApp"
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -281,6 +318,22 @@ def _require_types(arrays: Any, configs: Iterable[Any], evaluate_fn: Any) -> Non
             raise ConfigError(f"train_config must be a ConfigRecord, such as ConfigRecord({{'lr': 0.1}}), got {kind}")
     if evaluate_fn is not None and not callable(evaluate_fn):
         raise ConfigError(f"evaluate_fn must be a function (round, arrays), got {evaluate_fn!r}")
+
+
+def _functions(error: BaseException) -> list[str]:
+    """Names of the functions through which an error passed."""
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def _evaluated(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> MetricRecord | None:
+    """A user's figures; Flower would fail on others only after the last round."""
+    figures: Any = evaluate_fn(round, arrays)
+    if not isinstance(figures, MetricRecord | None):
+        raise ConfigError(
+            "evaluate_fn must return a MetricRecord, such as MetricRecord({'loss': 0.1, 'accuracy': 0.9}), or None, "
+            f"got {type(figures).__name__}; (loss, metrics) is of Flower's older interface"
+        )
+    return figures
 
 
 def _warn_of_arrays(given: ArrayRecord, own: Iterable[ArrayRecord]) -> None:
