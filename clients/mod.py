@@ -28,10 +28,12 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.models.arrays import of_arrays
 from fedlgm.models.copies import copied
+from fedlgm.models.requirements import require_trainable
 
 Next = Callable[[Message, Context], Message]
 _OWN_STATE = (wire.SECRET, wire.RELEASES)
 _ENDED = object()
+_FLOWERS_NOISE = ("fixedclipping_mod", "adaptiveclipping_mod", "LocalDpMod")
 
 
 @named_arguments
@@ -65,6 +67,7 @@ class PrivateUpdates:
     def __init__(
         self, model: nn.Module, *, group_by: str | Callable[[str], str] = "module", consent: Consent | None = None
     ) -> None:
+        require_trainable(model, repr(type(model).__name__), statistics=True)
         self._layers, self._consent = LayerTable.from_module(model, group_by), consent
         self._module = copied(model)
 
@@ -133,6 +136,8 @@ class PrivateUpdates:
             if value is None or tuple(value.shape) != slot.shape:
                 shape = None if value is None else tuple(value.shape)
                 raise ConfigError(f"the ClientApp must return {slot.name!r} of shape {slot.shape}, got {shape}")
+            if value.is_complex():
+                raise ConfigError(f"the ClientApp must return {slot.name!r} as real numbers, got {value.dtype}")
             parts.append(value.detach().reshape(-1).to(torch.float32))
         return torch.cat(parts)
 
@@ -181,7 +186,8 @@ class PrivateClientApp(ReplyingApp):
         options: see `PrivateUpdates`.
 
     Raises:
-        ConfigError: a `client_fn` is given instead of the model, as in older apps.
+        ConfigError: a `client_fn` is given instead of the model, as in older apps; the model cannot be trained (see
+            `fedlgm.models.require_trainable`); or a mod of Flower's own differential privacy is among `mods`.
     """
 
     def __init__(
@@ -199,6 +205,8 @@ class PrivateClientApp(ReplyingApp):
         wrong = misfit(PrivateUpdates, model, **options)
         if wrong:
             raise ConfigError(f"PrivateClientApp {wrong}; its options are group_by, consent and mods")
+        for mod in mods:
+            _refuse_noise_of_flower(mod)
         private = PrivateUpdates(model, **options)
         super().__init__(mods=[private, *mods])
         self.query()(private.answer)
@@ -235,6 +243,16 @@ class PrivateClientApp(ReplyingApp):
         )
         evaluate: Callable[[Any], Any] = super().evaluate(*arguments, **options)
         return evaluate
+
+
+def _refuse_noise_of_flower(mod: Any) -> None:
+    """Refuse the mods of Flower's own differential privacy, which would bound and noise a second time."""
+    kind = mod if hasattr(mod, "__name__") else type(mod)
+    if kind.__module__.startswith("flwr.") and kind.__name__ in _FLOWERS_NOISE:
+        raise ConfigError(
+            f"mods: {kind.__name__} is a part of Flower's own differential privacy: PrivateClientApp bounds the update "
+            "already, and a second bound or noise only adds error that no ledger counts; leave it out"
+        )
 
 
 def node_keys(context: Context) -> KeyRing:

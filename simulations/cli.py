@@ -267,21 +267,31 @@ app.command(rich_help_panel=_PLAN)(recommend)
 
 @app.command(rich_help_panel=_PLAN)
 def calibrate(
-    epsilon: Annotated[float, typer.Option(help="Target epsilon of the whole run.")],
     delta: Annotated[float, typer.Option(help="Target delta.")],
     steps: Annotated[int, typer.Option(help="Number of releases T.")],
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the whole run.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Instead of --epsilon: the noise, whose epsilon is printed.")
+    ] = None,
     sampling_rate: Annotated[float, typer.Option(help="Probability q that a client takes part.")] = 1.0,
     relation: Annotated[str, typer.Option(help="add-remove, replace-one or zero-out.")] = "add-remove",
     accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the noise multiplier that meets a budget."""
+    """Compute the noise multiplier that meets a budget, or the epsilon of a noise multiplier."""
     from fedlgm import privacy
+    from fedlgm.errors import ConfigError, check_positive
 
     settings: dict[str, Any] = {
         "steps": steps, "sampling_rate": sampling_rate, "relation": relation, "accountant": accountant,
     }  # fmt: skip
-    multiplier = privacy.calibrate(epsilon, delta, **settings)
+    if noise_multiplier is None and epsilon is not None:
+        multiplier = privacy.calibrate(epsilon, delta, **settings)
+    elif noise_multiplier is not None and epsilon is None:
+        check_positive(noise_multiplier=noise_multiplier)
+        multiplier = noise_multiplier
+    else:
+        raise ConfigError("give either --epsilon or --noise-multiplier: each follows from the other")
     reached = privacy.epsilon(multiplier, delta, **settings)
     if as_json:
         print_json({"noise_multiplier": multiplier, "epsilon": reached, "delta": delta, **settings})
@@ -364,11 +374,22 @@ def predict(
 
 
 @app.command(rich_help_panel=_READ)
-def ledger(run: RunArgument, as_json: JsonOption = False) -> None:
+def ledger(
+    run: Annotated[Path, typer.Argument(help="Run folder. With --delta: a ledger file, such as that of a Flower app.")],
+    delta: Annotated[float | None, typer.Option(help="Delta of a ledger file; a run states its own.")] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show the charged and claimed cost of a run, release by release. Exit status 2 if the ledger was changed."""
+    from fedlgm.errors import ConfigError
+    from simulations.reports import bare_ledger
     from simulations.reports import report as reporting
     from simulations.reports import terminal as display
 
+    if run.is_file():
+        show(bare_ledger.bare_ledger_report(run, delta), bare_ledger.bare_ledger_table, as_json)
+        return
+    if delta is not None:
+        raise ConfigError(f"--delta is for a ledger file: the recipe of the run {run} states its delta")
     summary = reporting.ledger_report(run)
     show(summary, display.ledger_table, as_json)
 

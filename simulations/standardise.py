@@ -23,6 +23,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
+from fedlgm.privacy.reuse import require_rounds
 from strategies.releaser import Releaser
 
 _LEAST = 1e-3  # smallest variance, in units of half a column's range squared: noise may leave less, or a negative one
@@ -62,6 +63,7 @@ def standardise(
     ledger: Path | str,
     users: Any = None,
     unit: Literal["example", "client"] = "example",
+    continue_ledger: bool = False,
 ) -> Standardised:
     """Release mean and variance of every column under (epsilon, delta), and standardise with them.
 
@@ -70,8 +72,8 @@ def standardise(
     and noised like a round of training, under add-or-remove-one; the number of units is public. Keys come from the
     operating system.
 
-    The charge is durable before anything noisy exists, in a ledger that counts every call with the same file. A run on
-    the result calibrates its noise to its remaining budget, and composes both.
+    The charge is durable before anything noisy exists. A second call with the same ledger needs `continue_ledger=True`.
+    A run on the result calibrates its noise to its remaining budget, and composes both.
 
     Args:
         data: tables or arrays, as for `simulate`; one input [n, d].
@@ -79,14 +81,15 @@ def standardise(
         high: largest plausible value of each column.
         epsilon: epsilon of the release; a tenth of the run's is usual.
         delta: delta of the release, below the run's.
-        ledger: SQLite file of the cost of statistics of these data, to which a second call with it adds its cost.
+        ledger: SQLite file of the cost of statistics of these data.
         users: as for `simulate`.
         unit: unit of protection, which must be that of the run.
+        continue_ledger: whether the ledger may hold earlier statistics of these data, whose cost then adds up.
 
     Raises:
         ConfigError: the ranges or the unit do not fit.
         DataError: the inputs are not a table, or private statistics have already standardised them.
-        LedgerError: the ledger is that of other data.
+        LedgerError: the ledger is that of other data, or holds statistics and `continue_ledger` is not set.
 
     Example:
         >>> import tempfile
@@ -113,6 +116,8 @@ def standardise(
     total = BoundedSum.empty(plan)
     total.add(torch.from_numpy(rows))
     with Ledger(ledger, owner=f"statistics of {len(rows)} {unit}s with {x.shape[1]} columns") as book:
+        if not continue_ledger:
+            require_rounds(book, 0, [(plan.event, 1)], epsilon=epsilon, delta=delta)
         found = Releaser(KeyRing.from_seed(None), book).mean(total, plan, book.rounds() + 1).double().numpy()
         whose = (len(rows), division_name(_clients(own))) if unit == "client" else (0, "")
         spent, cost = Spent(tuple(book.worst_profile()), book.protects(), *whose), book.epsilon(delta)

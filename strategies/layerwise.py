@@ -106,9 +106,11 @@ class LayerwiseFedAvg(FedAvg):
         releaser: keys, ledger and numerics of the server's releases.
         nodes: assignment of nodes to clients.
         on_round: called with each finished round and the new transcript.
+        continue_ledger: whether the ledger may hold other rounds than those of `transcript`, whose cost then adds up.
 
     Raises:
         ConfigError: real nodes have a public seed, or the run's accounting does not cover the cohorts.
+        LedgerError: the ledger holds other rounds, and `continue_ledger` is not set.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class LayerwiseFedAvg(FedAvg):
         nodes: Nodes,
         *,
         on_round: Callable[[RoundRecord, Transcript], None] | None = None,
+        continue_ledger: bool = False,
     ) -> None:
         super().__init__(arrayrecord_key=wire.ARRAYS, configrecord_key=wire.CONFIG)
         # Set here and not by the constructor, which warns users of what is meant: clients evaluate nothing.
@@ -136,6 +139,8 @@ class LayerwiseFedAvg(FedAvg):
         self.method, self.transcript = method, transcript
         self.sampler, self.optimizer, self.releaser, self.nodes = sampler, optimizer, releaser, nodes
         self.on_round = on_round
+        if not continue_ledger:
+            method.require_rounds(releaser.ledger, transcript, sampled=releaser.draws_anew)
         self._pending: _Pending | None = None
         self._configured = 0
         self._said: frozenset[int] = frozenset()

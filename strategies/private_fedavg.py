@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import numbers
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.models.arrays import of_arrays
 from fedlgm.models.copies import copied
-from fedlgm.models.requirements import require_stateless
+from fedlgm.models.requirements import require_stateless, require_trainable
 from fedlgm.privacy.guarantee import Trust
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
@@ -63,8 +65,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
     """Client-level private federated averaging of a torch model; clients run a `clients.PrivateClientApp`.
 
     Noise and ledger are made for `rounds` rounds at (epsilon, delta) under add-or-remove-one with Poisson sampling, or
-    replace-one under local trust. Keys come from the operating system. An existing ledger is continued, because it
-    still holds the spending of earlier runs of the same settings.
+    replace-one under local trust. Keys come from the operating system. A ledger that holds rounds of an earlier process
+    is refused unless `continue_ledger` is set. `start` prints the ledger's epsilon in its last line.
 
     Example:
         >>> import tempfile, torch
@@ -90,10 +92,14 @@ class PrivateFedAvg(LayerwiseFedAvg):
             about the rate.
         nodes: settings for waiting for nodes and for failures.
         group_by: see `LayerTable.from_module`.
+        continue_ledger: whether the ledger may hold rounds of an earlier process with the same settings, whose cost
+            then adds up. To resume a run after m of its rounds, also load the saved weights into the model and pass
+            `num_rounds=rounds - m` to `start`.
         flowers: arguments of Flower's own strategies, each refused with the name of its replacement.
 
     Raises:
-        ConfigError, PrivacyError, LedgerError: an argument cannot be used; the message says why.
+        ConfigError, PrivacyError, LedgerError: an argument cannot be used (for a model see
+            `fedlgm.models.require_trainable`); the message says why.
     """
 
     @named_arguments
@@ -113,10 +119,13 @@ class PrivateFedAvg(LayerwiseFedAvg):
         server_lr: float | None = None,
         nodes: OneNodePerClient | None = None,
         group_by: str | Callable[[str], str] = "module",
+        continue_ledger: bool = False,
         **flowers: Any,
     ) -> None:
         _refuse(flowers)
         module: nn.Module = of_arrays(model)
+        if isinstance(module, nn.Module):  # any other object is refused with its layers
+            require_trainable(module, repr(type(module).__name__), statistics=True)
         if isinstance(mechanism, str):
             name, variant = mechanisms.split(mechanism)
             mechanism = mechanisms.get(name, variant=variant or "sound")
@@ -144,13 +153,15 @@ class PrivateFedAvg(LayerwiseFedAvg):
         _warn_of(module, delta, clients)
         owner = hashlib.sha256(repr((chosen, method.facts, method.layers.names)).encode()).hexdigest()
         opened = Ledger(path_of("ledger", ledger), owner)
+        self._new, self._starting = not continue_ledger, False
         super().__init__(
             method,
             start,
             CohortSampler(sampling, keys),
             step,
-            Releaser(keys, opened, redrawn=opened.position()),
+            Releaser(keys, opened, redrawn=opened.position(), stated=True),
             nodes or OneNodePerClient(),
+            continue_ledger=continue_ledger,
         )
 
     def start(  # type: ignore[override]
@@ -163,7 +174,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Run all remaining rounds, or at most `num_rounds` of them.
+        """Run all remaining rounds, or at most `num_rounds` of them, and print what the ledger has spent.
 
         `result.arrays` has the form of the model's `load_state_dict`. Frozen parameters and buffers are those given to
         the constructor, which also defines the initial model: `initial_arrays` is accepted for compatibility with
@@ -173,6 +184,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         Raises:
             ConfigError: `num_rounds` is not a whole number, or negative; another argument has a wrong type.
             DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the previous round.
+            LedgerError: another process has charged rounds to the ledger since this strategy was created.
         """
         left = self.method.facts.rounds - self.transcript.rounds
         if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
@@ -190,9 +202,48 @@ class PrivateFedAvg(LayerwiseFedAvg):
         _require_types(initial_arrays, (train_config, evaluate_config), evaluate_fn)
         if initial_arrays is not None and self.transcript.rounds == 0:
             _warn_of_arrays(initial_arrays, (self._state(), self.initial_arrays()))
-        result = super().start(grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate_fn)
+        if self._new and not self._configured:
+            self.method.require_rounds(self.releaser.ledger, self.transcript)
+        self._starting = True
+        try:
+            evaluate = None if evaluate_fn is None else partial(_evaluated, evaluate_fn)
+            result = super().start(grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate)
+        except KeyError as error:
+            own = type(self).aggregate_train
+            if own is PrivateFedAvg.aggregate_train or own.__name__ not in _functions(error):
+                raise
+            raise ConfigError(
+                f"{type(self).__name__}.aggregate_train looks for {error}, which no client sends: clients' metrics are "
+                "not protected and stay with them; evaluate on the server with start(evaluate_fn=...)"
+            ) from error
+        finally:
+            self._starting = False
+            self._print_cost()
         result.arrays = self._state()
         return result
+
+    def summary(self) -> None:
+        """Print nothing (see `LayerwiseFedAvg.summary`).
+
+        Raises:
+            ConfigError: another strategy calls it, which wraps this one.
+        """
+        if not self._starting:
+            raise ConfigError(
+                "another strategy wraps PrivateFedAvg, such as one of Flower's DifferentialPrivacy strategies: its "
+                "bounds and noise would come on top of those that are charged; start PrivateFedAvg itself"
+            )
+
+    def initialize_parameters(self, *_: Any, **__: Any) -> Any:
+        """Refuse Flower's older ways to start a strategy.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "start_simulation, start_server and ServerAppComponents start strategies of Flower's older interface: call "
+            "PrivateFedAvg(...).start(grid) in the function under @app.main() of a ServerApp"
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -203,7 +254,19 @@ class PrivateFedAvg(LayerwiseFedAvg):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """The next model in the form of its `load_state_dict` (see `LayerwiseFedAvg.aggregate_train`)."""
         _, metrics = super().aggregate_train(server_round, replies)
+        if not self._starting and self.transcript.rounds == self.method.facts.rounds:
+            self._print_cost()  # the rounds are those of a subclass' own `start`
         return self._state(), metrics
+
+    def _print_cost(self) -> None:
+        epsilon, (budget, delta) = self.epsilon(), self.method.facts.budget()
+        above = f" (above the budget of {budget:g})" if epsilon > budget else ""
+        head = self.releaser.ledger.head()
+        print(
+            f"fedlgm: epsilon {epsilon:.4g}{above} at delta {delta:g}; guarantee: {self.guarantee()}; "
+            f"ledger head {head}",
+            flush=True,
+        )
 
     def _state(self) -> ArrayRecord:
         """The current model in the form of its `load_state_dict`, with frozen parameters and buffers."""
@@ -258,6 +321,22 @@ def _require_types(arrays: Any, configs: Iterable[Any], evaluate_fn: Any) -> Non
             raise ConfigError(f"train_config must be a ConfigRecord, such as ConfigRecord({{'lr': 0.1}}), got {kind}")
     if evaluate_fn is not None and not callable(evaluate_fn):
         raise ConfigError(f"evaluate_fn must be a function (round, arrays), got {evaluate_fn!r}")
+
+
+def _functions(error: BaseException) -> list[str]:
+    """Names of the functions through which an error passed."""
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def _evaluated(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> MetricRecord | None:
+    """A user's figures; Flower would fail on others only after the last round."""
+    figures: Any = evaluate_fn(round, arrays)
+    if not isinstance(figures, MetricRecord | None):
+        raise ConfigError(
+            "evaluate_fn must return a MetricRecord, such as MetricRecord({'loss': 0.1, 'accuracy': 0.9}), or None, "
+            f"got {type(figures).__name__}; (loss, metrics) is of Flower's older interface"
+        )
+    return figures
 
 
 def _warn_of_arrays(given: ArrayRecord, own: Iterable[ArrayRecord]) -> None:

@@ -36,8 +36,7 @@ class Releaser:
         attempt: identity of an attempt whose releases under local trust are not repeated bit by bit (real nodes).
         run_noise: noise of the run so far, if it is correlated over rounds.
         redrawn: last row of the ledger whose participants were drawn with keys of an earlier process.
-        stated: whether rows of the ledger state the plan's guarantee, because no recipe gives that of a user's
-            mechanism.
+        stated: whether rows of the ledger state the plan's guarantee, because no recipe gives it.
 
     Example:
         >>> import tempfile
@@ -87,6 +86,11 @@ class Releaser:
         """Fields of a ledger row beside its cost."""
         stated = {"guarantee": plan.guarantee} if self.stated else {}
         return {"claim": plan.claim, "protects": plan.protects, **stated}
+
+    @property
+    def draws_anew(self) -> bool:
+        """Whether every participant of the ledger's rounds was drawn with keys of an earlier process."""
+        return self.redrawn >= self.ledger.position()
 
     def costs(self, plan: ReleasePlan) -> bool:
         """Whether the round is charged. It is not if nothing has been released so far (see `ReleasePlan.event`)."""

@@ -212,6 +212,7 @@ def federate(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
             Releaser(keys, ledger, numerics or Numerics()),
             nodes or AnyNode(),
             on_round=on_round,
+            continue_ledger=True,
         )
         return made
 

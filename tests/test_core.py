@@ -46,7 +46,8 @@ _DEFAULTS = {
     "fedlgm.models": "built copies dense requirements",
     "fedlgm.tasks": "base classification evaluation set_metrics",
     "fedlgm.training": "apart base choice optimizers sequential",
-    "simulations.config": "client_level extends messages named_sections overrides public_seed sections unit",
+    "simulations.config": "client_level extends fixed_noise messages named_sections overrides public_seed sections "
+    "unit",
     "strategies": "cohort layerwise nodes releaser replies server_optimizer",
 }
 """Modules of the core that registries import."""

@@ -8,6 +8,7 @@ It learns to distinguish the two inputs on half of the trials and counts errors 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +22,7 @@ from fedlgm.audits.gaussian_scores import gaussian_shift
 from fedlgm.audits.result import AuditResult
 from fedlgm.audits.scores import CONFIDENCE, Array, Scores
 from fedlgm.audits.subject import Subject, World
-from fedlgm.errors import ConfigError, check_count
+from fedlgm.errors import ConfigError, Notice, check_count
 from fedlgm.extension import named_arguments
 from fedlgm.keys import KeyRing
 from fedlgm.noise import Family
@@ -138,7 +139,8 @@ def audit_release(
         epsilon: its reported epsilon, for these neighbours.
         delta: its delta.
         noise: "gaussian" if the release is known to be linear with Gaussian noise. The distance of the populations
-            then bounds epsilons of any size. Otherwise errors are counted, which shows at most about ln(trials).
+            then bounds epsilons of any size. Otherwise errors are counted, which shows at most about ln(trials); a
+            notice says so if more is reported.
         trials: releases of each input.
         confidence: confidence of the bound.
         seed: seed of the randomness given to `release` and of the split.
@@ -178,9 +180,26 @@ def audit_release(
         lower = bounds.epsilon_clopper_pearson(
             scores, delta, confidence, threshold=bounds.best_threshold(chosen, delta, confidence)
         )
+        apart = Scores(np.ones(trials - cut), np.zeros(trials - cut))
+        most = bounds.epsilon_clopper_pearson(apart, delta, confidence, threshold=0.5)
+        if lower <= epsilon and most < epsilon:
+            _warn_of_reach(trials, most, epsilon, without, with_)
     return AuditResult(
         name, "distinguisher", lower, epsilon, delta, confidence, observations=2 * trials, scores=vars(scores)
     )
+
+
+def _warn_of_reach(trials: int, most: float, epsilon: float, without: Array, with_: Array) -> None:
+    """Warn of an audit that passes whatever the noise is, and name numbers that have none."""
+    text = (
+        f"{trials} trials of each input show an epsilon of at most {most:.3g} if the noise is unknown, and {epsilon:g} "
+        "is reported: the audit cannot fail; raise trials, or pass noise='gaussian' if the release is linear"
+    )
+    bare = np.flatnonzero((np.ptp(without, axis=0) == 0) & (np.ptp(with_, axis=0) == 0) & (without[0] != with_[0]))
+    if len(bare):
+        numbers = f"{len(bare)} of {without.shape[1]} numbers have none here, the first at {bare[0]}"
+        text += f". The inputs differ without noise: {numbers}"
+    warnings.warn(Notice(text), stacklevel=3)
 
 
 @dataclass(frozen=True)

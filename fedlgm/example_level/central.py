@@ -72,6 +72,7 @@ def train(
     task: ExampleLosses | None = None,
     exact_sums: bool = False,
     progress: Callable[[int], None] | None = None,
+    continue_ledger: bool = False,
 ) -> Trained:
     """Train a model by DP-SGD: example-level privacy on one machine. The weights of `module` are changed in place.
 
@@ -94,8 +95,10 @@ def train(
         task: losses per example; None is classification.
         exact_sums: see `ExampleGradients`.
         progress: called with the number of every finished step.
+        continue_ledger: whether the ledger may hold steps of earlier trainings, whose cost then adds up.
 
     Raises:
+        LedgerError: the ledger holds steps of an earlier training, and `continue_ledger` is not set.
         ConfigError: the mechanism bounds clients; the facts do not have Poisson sampling and central trust; the
             population is not the number of examples; or the module has no per-example gradients.
     """
@@ -113,7 +116,11 @@ def train(
         raise ConfigError(f"the facts count {facts.sampling.population} examples, but the data have {len(y)}")
     # Also of the ledger: sampling amplifies a training on one ledger only by other draws than those on another.
     batches = batch_keys(keys, digest_of(x, y) + ledger.identity().encode())
+    if facts.delta is None:
+        raise ConfigError("the facts have no delta, at which the epsilon of the result is stated: give delta=1e-5")
     transcript = Transcript.start(trainer.weights.clone())
+    if not continue_ledger:
+        method.require_rounds(ledger, transcript)
     for step in range(1, facts.rounds + 1):
         plan = method.plan(transcript)
         drawn = batches
@@ -140,7 +147,6 @@ def train(
         transcript = transcript.extend(trainer.weights.clone(), mean, plan)
         if progress is not None:
             progress(step)
-    _, delta = facts.budget()
     return Trained(
-        trainer.weights, ledger.epsilon(delta, facts.accountant), plan.guarantee, facts.rounds, not keys.secret
+        trainer.weights, ledger.epsilon(facts.delta, facts.accountant), plan.guarantee, facts.rounds, not keys.secret
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
@@ -18,7 +19,13 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
 from fedlgm.noise import check_scale
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.privacy.reuse import require_rounds
 from fedlgm.transcript import Transcript
+
+if TYPE_CHECKING:
+    from fedlgm.privacy.ledger import Ledger
+
+_AGREE = 1e-4  # relative, between a noise multiplier that is given and that of the budget
 
 
 @named_arguments
@@ -58,7 +65,7 @@ class Method:
         Args:
             module: the model, which may be on the meta device.
             mechanism: the mechanism.
-            facts: the run's facts; their `noise_multiplier` is replaced.
+            facts: the run's facts with a budget; without epsilon their own `noise_multiplier` stays.
             group_by: see `LayerTable.from_module`.
 
         Raises:
@@ -79,17 +86,25 @@ class Method:
         Args:
             mechanism: the mechanism.
             layers: `mechanism.table(...)` of the model's layers.
-            facts: the run's facts.
+            facts: the run's facts with a budget; without epsilon their own `noise_multiplier` stays.
             by: function that returns the calibrated facts; default: `Mechanism.calibrate`.
 
         Raises:
+            ConfigError: the facts have a budget and a `noise_multiplier` that does not meet it exactly.
             ConfigError, PrivacyError: see `Mechanism.calibrate` and `Mechanism.check_run`.
         """
         with code_of(type(mechanism), mechanism.name):
             facts.process.check_mechanism(mechanism, layers)
-            if by is not None:
-                return cls(mechanism, layers, by(mechanism, facts))
-            return cls(mechanism, layers, facts.with_multiplier(mechanism.calibrate(facts)))
+            if facts.noise_multiplier and facts.epsilon is None:
+                return cls(mechanism, layers, facts)
+            unset = facts.with_multiplier(0.0)
+            to = unset.with_multiplier(mechanism.calibrate(unset)) if by is None else by(mechanism, unset)
+        if facts.noise_multiplier and not math.isclose(facts.noise_multiplier, to.noise_multiplier, rel_tol=_AGREE):
+            raise ConfigError(
+                f"noise_multiplier = {facts.noise_multiplier:g} and epsilon = {facts.epsilon:g} are both given, but "
+                f"this epsilon needs {to.noise_multiplier:.6g}: leave out epsilon, or set noise_multiplier to 0"
+            )
+        return cls(mechanism, layers, to)
 
     def check_cohorts(self, sampling: Sampling) -> None:
         """Require the run's own sampling of clients if its cost rests on that.
@@ -124,6 +139,29 @@ class Method:
             self._refuse_protected(plan)
         self._refuse_other_cost(plan, transcript)
         return plan
+
+    def require_rounds(self, ledger: Ledger, past: Transcript, *, sampled: bool = True) -> None:
+        """Refuse a ledger that holds other rounds than those of `past` (see `fedlgm.privacy.reuse`).
+
+        Args:
+            ledger: the ledger that the run would charge.
+            past: the rounds that the run has done.
+            sampled: whether rounds that the ledger already holds would be released again with new draws.
+
+        Raises:
+            LedgerError: the ledger holds other rounds.
+        """
+        if ledger.rounds() <= past.rounds:
+            return
+        facts, plan = self.facts, self.plan(past)
+        left = min(facts.releases, facts.rounds - past.rounds)
+        events = [(plan.event, left)]
+        if plan.protected:
+            costs = self._costs[past.rounds : past.rounds + left]
+            events = facts.process.events(plan, facts.noise_multiplier / np.sqrt(costs), sampled)
+        require_rounds(
+            ledger, past.rounds, events, epsilon=facts.epsilon, delta=facts.delta, accountant=facts.accountant
+        )
 
     def plan_from_private_norms(self, norms: np.ndarray) -> ReleasePlan:
         """The round's plan of a published variant that uses private layer norms (`UsesPrivateNorms`).

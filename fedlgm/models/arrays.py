@@ -8,11 +8,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedlgm.errors import ConfigError
+
 
 def of_arrays(model: Any) -> Any:
     """A list of NumPy arrays or tensors as a module with one parameter for each; any other object unchanged.
 
     Parameters are named "0", "1", ..., as Flower names the arrays of an `ArrayRecord`. Values become float32.
+
+    Raises:
+        ConfigError: an array is complex.
 
     Example:
         >>> import numpy
@@ -25,4 +30,7 @@ def of_arrays(model: Any) -> Any:
         or not all(isinstance(one, np.ndarray | torch.Tensor) for one in model)
     ):
         return model
+    complex_ = next((i for i, one in enumerate(model) if torch.as_tensor(one).is_complex()), None)
+    if complex_ is not None:
+        raise ConfigError(f"array {complex_} of the model is complex: give its real and imaginary parts as two arrays")
     return nn.ParameterList([torch.as_tensor(one).detach().float().clone() for one in model])

@@ -95,12 +95,13 @@ def require_stateless(module: nn.Module) -> None:
             raise _trained(f"{name}.running_mean".lstrip("."))
 
 
-def require_trainable(module: object, label: str = "'custom'") -> None:
+def require_trainable(module: object, label: str = "'custom'", *, statistics: bool = False) -> None:
     """Refuse an object that cannot be trained as a model.
 
     Args:
         module: the object.
         label: its name, for the message.
+        statistics: whether running statistics are accepted, because they stay with the clients.
 
     Raises:
         ConfigError: the object is not an `nn.Module`, is compiled, or has no trainable parameters; its parameters are
@@ -131,14 +132,21 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
         if parameter.numel() == 0:
             raise ConfigError(f"model {label}: parameter {name!r} is empty, so there is nothing to release: freeze it")
         if parameter.dtype != torch.float32:
+            remedy = (
+                "train its real and imaginary parts as two parameters"
+                if parameter.is_complex()
+                else "model.float() converts them"
+            )
             raise ConfigError(
                 f"model {label}: parameter {name!r} is {parameter.dtype}, but trained parameters must be float32: "
-                "model.float() converts them"
+                f"{remedy}"
             )
-        if not (parameter.is_meta or torch.isfinite(parameter).all()):
+    for name, parameter in module.named_parameters():  # frozen ones, too: every output would be NaN
+        if not (parameter.is_meta or is_lazy(parameter) or torch.isfinite(parameter).all()):
             raise ConfigError(f"model {label}: parameter {name!r} holds NaN or infinity before training")
     refuse_parameter_hooks(module, "no trainer accumulates gradients in parameters", ["_post_accumulate_grad_hooks"])
-    require_stateless(module)
+    if not statistics:
+        require_stateless(module)
     _notice_lists(module, label)
 
 

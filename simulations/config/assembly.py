@@ -36,6 +36,7 @@ from fedlgm.transcript import Transcript
 from fedlgm.trial import Examples
 from simulations.config import trials
 from simulations.config.facts import facts_of
+from simulations.config.fixed_noise import require_noise
 from simulations.config.messages import in_section
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
@@ -178,9 +179,12 @@ class Assembly:
         facts = facts_of(self.recipe, self._examples).assuming(*self.conditions)
         make = partial(Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated)
         if self.spent is None:
-            return make(facts)
-        division = division_name(self.partition) if self.spent.clients else ""
-        return method_beside(self.spent, facts, make, self.start(), division)
+            method = make(facts)
+        else:
+            division = division_name(self.partition) if self.spent.clients else ""
+            method = method_beside(self.spent, facts, make, self.start(), division)
+        require_noise(self.recipe, method)
+        return method
 
     @property
     def own_model(self) -> bool:

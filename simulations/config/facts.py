@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fedlgm.facts import RunFacts
-from simulations.config.recipe import Recipe
+
+if TYPE_CHECKING:
+    from simulations.config.recipe import Recipe
 
 
 def facts_of(recipe: Recipe, examples: int = 0) -> RunFacts:

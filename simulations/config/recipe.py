@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
 
 from fedlgm import mechanisms
-from fedlgm.errors import ConfigError, alternatives, prefix_key
+from fedlgm.errors import ConfigError, alternatives, check_positive, prefix_key
 from fedlgm.extension import is_object, named_arguments
 from fedlgm.facts import Sampling
 from fedlgm.files import path_of
@@ -19,7 +19,7 @@ from fedlgm.noised_by import NoisedBy
 from fedlgm.noised_by import get as noised_by
 from fedlgm.noised_in_shares import Shares
 from fedlgm.privacy.guarantee import Relation, Unit
-from simulations.config import extends, messages, public_seed
+from simulations.config import extends, fixed_noise, messages, public_seed
 from simulations.config.client_level import ClientLevel
 from simulations.config.example_level import ExampleLevel
 from simulations.config.named_sections import Data, MechanismSection, Model, TaskSection, TrainerSection
@@ -77,9 +77,20 @@ class Recipe(Section):
         if names:
             raise ConfigError("a Recipe takes its sections by name; load_recipe('digits') reads a recipe by its name")
         try:
-            super().__init__(**sections)
+            super().__init__(**(self._with_epsilon(sections) if _fixes_noise(sections.get("privacy")) else sections))
         except ValidationError as error:
             raise ConfigError(messages.explain(sections, error.errors(), Recipe)) from error
+
+    @classmethod
+    def _with_epsilon(cls, sections: dict[str, Any]) -> dict[str, Any]:
+        """The sections with the epsilon that follows from their noise multiplier."""
+        given = sections["privacy"]
+        with prefix_key("privacy"):
+            check_positive(noise_multiplier=given["noise_multiplier"])
+        # Any epsilon will do: the draft serves only for the facts.
+        draft = cls(**{**sections, "privacy": {**given, "epsilon": 1.0, "noise_multiplier": None}})
+        epsilon = fixed_noise.epsilon_of(draft, float(given["noise_multiplier"]))
+        return {**sections, "privacy": {**given, "epsilon": epsilon}}
 
     @classmethod
     def model_validate(cls, obj: Any, **_: Any) -> Self:
@@ -103,6 +114,8 @@ class Recipe(Section):
                 if key not in self.protects.keys and attrgetter(key)(self) is not None:
                     raise ConfigError(f"{key} is for privacy.unit = {unit!r}: set it, or leave {key} out")
         self.protects.check(self)
+        if self.privacy.noise_multiplier is not None:
+            fixed_noise.require_agreement(self, self.privacy.noise_multiplier, self.privacy.epsilon)
         return self
 
     def check_mechanism(self, unit: Unit) -> None:
@@ -211,6 +224,13 @@ class Recipe(Section):
     def to_toml(self) -> str:
         """The whole recipe as TOML, including defaults."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def _fixes_noise(privacy: object) -> bool:
+    """Whether a section states its noise in place of a budget."""
+    if not isinstance(privacy, Mapping) or privacy.get("epsilon") is not None:
+        return False
+    return privacy.get("noise_multiplier") is not None
 
 
 def names() -> tuple[str, ...]:

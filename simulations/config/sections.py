@@ -203,7 +203,7 @@ class Privacy(Section):
     """[privacy]: the budget of the whole run, for each `unit` ("client", the default, "example" or "user").
 
     If clients add noise to their own example-level steps (unit = "example", trust = "local"), the budget is each
-    client's.
+    client's. `noise_multiplier` in place of `epsilon` fixes the noise; `epsilon` is then the one that follows.
 
     `noise` is "independent" in every round, or correlated over the rounds: "banded" (least error of the models after
     each round), "square-root" (closed form) or "blt" (`buffers` vectors of state instead of `bands` - 1). Correlated
@@ -218,6 +218,7 @@ class Privacy(Section):
     """
 
     epsilon: float = Field(gt=0)
+    noise_multiplier: Positive | None = None
     delta: float = Field(gt=0, lt=1)
     accountant: Literal["pld", "rdp"] = "pld"
     unit: Unit | None = None

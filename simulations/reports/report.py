@@ -12,14 +12,13 @@ import numpy as np
 from fedlgm import data as data_sets
 from fedlgm.errors import FedlgmError, RunError
 from fedlgm.files import PRIVATE, PUBLIC, write_durably
-from fedlgm.privacy.charge import Charge
 from fedlgm.privacy.ledger import Ledger
 from simulations.reports import page
-from simulations.reports.charges import event_group, how_to_read
+from simulations.reports.charges import client_rows, event_groups, how_to_read
 from simulations.reports.pictures import division, heat_map, layer_columns, over_rounds, per_layer
 from simulations.reports.planning import class_counts
 from simulations.reports.rounds import described, noise_over_rounds, stored_sigma
-from simulations.reports.rows import ClientRow, LedgerReport
+from simulations.reports.rows import LedgerReport
 from simulations.reports.terminal import OF_Z, number
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
@@ -308,10 +307,7 @@ def _ledger_report(folder: RunFolder) -> LedgerReport:
     privacy = recipe.privacy
     with Ledger(folder.ledger_file) as ledger:
         head = ledger.head()
-        charges: dict[str, list[Charge]] = {}
-        for charge in ledger.charges():
-            charges.setdefault(str(charge.event), []).append(charge)
-        groups = [event_group(recipe, group) for group in charges.values()]
+        groups = event_groups(ledger, recipe.unit)
         return {
             "run": str(folder.path),
             "ledger_head": str(head),
@@ -325,15 +321,5 @@ def _ledger_report(folder: RunFolder) -> LedgerReport:
             "delta": privacy.delta,
             "budget": privacy.epsilon,
             "accountant": privacy.accountant,
-            "clients": _client_rows(ledger, privacy.delta, privacy.accountant),
+            "clients": client_rows(ledger, privacy.delta, privacy.accountant),
         }
-
-
-def _client_rows(ledger: Ledger, delta: float, accountant: str) -> list[ClientRow]:
-    """Each client's spending, largest first; empty under central trust, where the server releases."""
-    releases = ledger.participations()
-    rows: list[ClientRow] = [
-        {"client": client, "releases": releases[client], "epsilon": epsilon}
-        for client, epsilon in ledger.client_epsilons(delta, accountant).items()
-    ]
-    return sorted(rows, key=lambda row: (-row["epsilon"], row["client"]))

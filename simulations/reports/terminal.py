@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from simulations.config.recipe import Recipe
 from simulations.progress import progress as bar
-from simulations.reports.rows import Exported, LedgerReport, PartitionReport, PlanReport
+from simulations.reports.rows import ClientRow, EventGroup, Exported, LedgerReport, PartitionReport, PlanReport
 from simulations.runs.headline import headline, shown
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.tables import facts, table
@@ -214,28 +214,38 @@ def partition_table(report: PartitionReport) -> Group:
 
 def ledger_table(report: LedgerReport) -> Group:
     """Charges, then totals."""
-    words = ("what was released", "noise", "sampling")
-    charges = table(f"ledger of {report['run']}", ["rounds", "releases", *words], left=words)
-    for row in report["events"]:
-        by = f" by {row['clients']} clients" if row["clients"] else ""
-        charges.add_row(
-            row["rounds"], f"{row['count']}{by}", *(escape(row[key]) for key in ("released", "noise", "sampling"))
-        )
     totals = "".join(f"{note}\n" for note in report["notes"]) + (
         f"epsilon charged {number(report['epsilon'])}, claimed {number(report['claimed_epsilon'])} "
         f"at delta {report['delta']:g} ({report['accountant']} accountant, budget {report['budget']:g})\n"
         f"verified: rows follow from each other and from the recipe, and agree with {report['anchors']} heads kept in "
-        f"checkpoints and result\nledger head {report['ledger_head']}"
+        f"checkpoints and result\nledger head {report['ledger_head']}{worst_off(report['clients'])}"
     )
-    if report["clients"]:
-        worst, clients = report["clients"][0], len(report["clients"])
-        totals += (
-            f"\nworst-off of {clients} clients: client {worst['client']} with epsilon {number(worst['epsilon'])} after "
-            f"{worst['releases']} releases (all of them: --json)"
-        )
     if report["guarantee"]:
         totals += f"\n{escape(report['guarantee'])}"
-    return Group(charges, totals)
+    return Group(charges_table(report["run"], report["events"]), totals)
+
+
+def charges_table(of: str, events: Sequence[EventGroup]) -> Table:
+    """Charges of a ledger, one line per kind."""
+    words = ("what was released", "noise", "sampling")
+    charges = table(f"ledger of {of}", ["rounds", "releases", *words], left=words)
+    for row in events:
+        by = f" by {row['clients']} clients" if row["clients"] else ""
+        charges.add_row(
+            row["rounds"], f"{row['count']}{by}", *(escape(row[key]) for key in ("released", "noise", "sampling"))
+        )
+    return charges
+
+
+def worst_off(clients: Sequence[ClientRow]) -> str:
+    """A line on the client with the largest spending; empty under central trust."""
+    if not clients:
+        return ""
+    worst = clients[0]
+    return (
+        f"\nworst-off of {len(clients)} clients: client {worst['client']} with epsilon {number(worst['epsilon'])} "
+        f"after {worst['releases']} releases (all of them: --json)"
+    )
 
 
 def doctor_table(findings: Mapping[str, str | int | list[str] | None]) -> Table:

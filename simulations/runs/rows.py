@@ -142,8 +142,9 @@ class RoundRow(RoundFigures):
     Attributes:
         round: number of the round, from 1.
         noise_norm: root mean square l2 norm of the noise in the released mean, by the plan.
-        noise_scale: the same norm for the actual participants (local trust, where participation is visible, and
-            published variants); its sum over the rounds is the "noise scale" of `fedlgm compare`.
+        noise_scale: the same norm for the actual participants where everyone sees who takes part (local trust and
+            published variants), and otherwise `noise_norm`; its sum over the rounds is the "noise scale" of
+            `fedlgm compare`.
     """
 
     round: Number
@@ -299,6 +300,8 @@ def noise_scale(record: RoundRecord) -> float:
     plan = record.plan
     if "noise_norm" in record.notes:
         return math.sqrt(float(np.square(record.notes["noise_norm"]).sum())) / plan.denominator
+    if not plan.facts.noised_by.alone:  # no upload is a release of its own, so the number of uploads stays secret
+        return math.sqrt(float((plan.noise_norms**2).sum()))
     parties = plan.facts.noised_by.noises_in_sum(record.present)
     return math.sqrt(parties * float(np.square(plan.party_noise_norms).sum())) / plan.denominator
 

@@ -112,6 +112,7 @@ def serve(
                 Releaser(keys, ledger, assembly.numerics, attempt, canaries, run_noise, redrawn, is_own(recipe)),
                 nodes,
                 on_round=recorder,
+                continue_ledger=True,  # _warn_of_cost names what is charged again
             )
             try:
                 with closing(recorder), suppress(StoppedEarly):

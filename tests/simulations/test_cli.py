@@ -17,6 +17,8 @@ import torch
 
 from fedlgm import mechanisms
 from fedlgm.privacy import calibrate
+from fedlgm.privacy.events import gaussian_event
+from fedlgm.privacy.ledger import Ledger
 from simulations.ending import ending
 from simulations.reports.planning import plan_report
 from simulations.runs import strict_json
@@ -165,6 +167,25 @@ def test_calibrate(run, relation):
     assert report["epsilon"] <= 3
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one", "zero-out"])
+def test_calibrate_from_noise_is_the_inverse(run, relation, accountant):
+    options = ("--delta", "1e-5", "--steps", "20", "--sampling-rate", "0.2", "--json")
+    options += ("--relation", relation, "--accountant", accountant)
+    status, out, _ = run("calibrate", "--epsilon", "3", *options)
+    assert status == 0
+    multiplier = json.loads(out)["noise_multiplier"]
+    status, again, err = run("calibrate", "--noise-multiplier", str(multiplier), *options)
+    assert (status, json.loads(again)) == (0, json.loads(out)), err
+    assert json.loads(again)["epsilon"] == pytest.approx(3, rel=1e-5)
+
+
+@pytest.mark.parametrize("options", [(), ("--epsilon", "3", "--noise-multiplier", "1")])
+def test_calibrate_takes_either_figure(run, options):
+    status, _, err = run("calibrate", "--delta", "1e-5", "--steps", "20", *options)
+    assert (status, "give either --epsilon or --noise-multiplier" in err) == (2, True), err
+
+
 def test_partition(run, tiny_file):
     status, out, _ = run("partition", tiny_file, "--out", "picture.png", "--json")
     assert status == 0
@@ -186,6 +207,30 @@ def test_report_and_ledger(run, finished):
     assert report["epsilon"] <= report["budget"] == 8.0
     assert sum(event["count"] for event in report["events"]) == 3
     assert run("ledger", finished)[0] == run("report", finished)[0] == 0
+    for options, words in (
+        ((finished, "--delta", "1e-5"), "--delta is for a ledger file"),
+        ((finished / "ledger.sqlite", "--delta", "1e-5"), "name the run's folder"),
+    ):
+        status, _, err = run("ledger", *options)
+        assert (status, words in err) == (2, True), err
+
+
+def test_the_cost_of_a_ledger_without_a_run_folder(run):
+    with Ledger(Path("app.sqlite"), owner="an app") as ledger:
+        for number in (1, 2):
+            ledger.charge(gaussian_event(2.0), round=number, key=str(number), protects="client, add-remove")
+        expected, head = ledger.epsilon(1e-5), str(ledger.head())
+    status, out, err = run("ledger", "app.sqlite", "--delta", "1e-5", "--json")
+    assert status == 0, err
+    report = json.loads(out)
+    assert (report["epsilon"], report["ledger_head"], report["protects"]) == (expected, head, "client, add-remove")
+    assert [(group["rounds"], group["released"]) for group in report["events"]] == [("1-2", "sum over clients")]
+    status, out, _ = run("ledger", "app.sqlite", "--delta", "1e-5")
+    assert (status, "epsilon charged 2.943" in out) == (0, True), out
+    status, _, err = run("ledger", "app.sqlite")
+    assert (status, "add --delta" in err) == (2, True), err
+    Path("text").write_text("no ledger")
+    assert run("ledger", "text", "--delta", "1e-5")[0] == 2
 
 
 def test_doctor(run):

@@ -104,7 +104,10 @@ def test_nothing_is_released_without_a_charge(tmp_path, monkeypatch):
 
 
 def test_every_call_with_a_ledger_counts(tmp_path):
-    first, second = statistics(tmp_path), statistics(tmp_path)
+    first = statistics(tmp_path)
+    with pytest.raises(LedgerError, match=r"already holds 1 round \(epsilon 1\).* would bring it to 1\.\d+, above 1"):
+        statistics(tmp_path)
+    second = statistics(tmp_path, continue_ledger=True)
     assert sum(count for _, count in second.data.spent.events) == 2
     assert second.epsilon > first.epsilon
     assert not np.array_equal(first.mean, second.mean)

@@ -173,9 +173,10 @@ def _custom(folder: Path) -> None:
         pytest.param("quickstart_huggingface", _of_torch, marks=pytest.mark.slow),
     ],
 )
-def test_an_app_runs_as_it_is_and_becomes_private_by_at_most_eight_lines(name, check, started):
+def test_an_app_runs_as_it_is_and_becomes_private_by_at_most_eight_lines(name, check, started, capsys):
     check(started(name, private=False))
     folder = started(name, private=True)
+    assert sum("fedlgm: epsilon " in line for line in capsys.readouterr().out.splitlines()) == 1  # own `start`s, too
     check(folder)
     with Ledger(folder / "ledger.sqlite") as ledger:
         assert ledger.rounds() == 3

@@ -14,15 +14,21 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.server import Server, SimpleClientManager
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+)
 from torch import nn
 
 from clients import AnyClient, PrivateClientApp
 from clients.consent import Consent
 from clients.layerwise import place_reply
 from fedlgm import mechanisms, wire
-from fedlgm.errors import ConfigError, DivergedError, Notice, RunError
+from fedlgm.errors import ConfigError, DivergedError, LedgerError, Notice, RunError
 from simulations.engines.local import LocalGrid
-from strategies import AnyNode, OneNodePerClient, PrivateFedAvg, ServerOptimizer
+from strategies import AnyNode, CohortSampler, OneNodePerClient, PrivateFedAvg, ServerOptimizer
 
 
 def strategy(ledger: Path, model: Any = None, **options: Any) -> PrivateFedAvg:
@@ -292,3 +298,175 @@ def test_a_mechanism_may_be_named_with_its_variant(tmp_path):
     assert made.method.mechanism.variant == "sound"
     with pytest.raises(ConfigError, match="in the paper's frame the clients add the noise"):
         PrivateFedAvg(torch.nn.Linear(5, 2), mechanism="ladp:published", **arguments)
+
+
+class Nobody(CohortSampler):
+    """Draws nobody: rounds release only noise, and are charged."""
+
+    def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
+        return np.array([], dtype=np.int64)
+
+
+def alone(ledger: Path, **options: Any) -> PrivateFedAvg:
+    """A strategy whose rounds nobody takes part in."""
+    made = strategy(ledger, **options)
+    made.nodes, made.sampler = AnyNode(np.ones(10)), Nobody(made.sampler.sampling, made.sampler.keys)
+    return made
+
+
+def answering() -> LocalGrid:
+    app = ClientApp()
+    app.query()(lambda message, context: place_reply(message, AnyClient()))
+    return LocalGrid(app)
+
+
+def test_a_second_run_on_a_ledger_is_refused_unless_it_is_meant(tmp_path: Path, capsys: Any) -> None:
+    """An app that is started twice trains from scratch: both runs count for the clients."""
+    path = tmp_path / "ledger.sqlite"
+    first = alone(path)
+    first.start(answering())
+    words = rf"^{path} already holds 3 rounds \(epsilon [\d.]+\); this run would bring it to [\d.]+, above 8: name"
+    with pytest.raises(LedgerError, match=words):
+        alone(path, epsilon=8)
+    assert first.releaser.ledger.position() == 3
+    again = alone(path, continue_ledger=True)
+    again.start(answering(), num_rounds=1)
+    assert again.epsilon() > first.releaser.ledger.epsilon(1e-5, through=0, abandoned=3)
+    again.start(answering())
+    assert again.releaser.ledger.position() == 6
+    assert [line.startswith("fedlgm: epsilon ") for line in capsys.readouterr().out.splitlines()] == [True] * 3
+
+
+def test_the_ledger_is_looked_at_again_before_the_first_round(tmp_path: Path) -> None:
+    one, other = (alone(tmp_path / "ledger.sqlite") for _ in range(2))
+    one.start(answering(), num_rounds=1)
+    with pytest.raises(LedgerError, match="already holds 1 round "):
+        other.start(answering())
+    one.start(answering())
+    assert one.releaser.ledger.position() == 3
+
+
+def test_a_run_that_ends_early_resumes_within_its_budget(tmp_path: Path) -> None:
+    """What the pages say: the saved weights, the same settings, and the rounds that are left."""
+    path, full = tmp_path / "ledger.sqlite", {"rounds": 3, "epsilon": 8}
+    alone(path, **full).start(answering(), num_rounds=2)
+    resumed = alone(path, **full, continue_ledger=True)
+    resumed.start(answering(), num_rounds=1)
+    assert resumed.epsilon() <= 8
+
+
+def test_start_ends_with_the_cost_in_one_line(tmp_path: Path, capsys: Any) -> None:
+    made = alone(tmp_path / "ledger.sqlite", epsilon=4)
+    made.start(answering(), num_rounds=2)
+    (line,) = capsys.readouterr().out.splitlines()
+    head = made.releaser.ledger.head()
+    assert line == (
+        f"fedlgm: epsilon {made.epsilon():.4g} at delta 1e-05; guarantee: {made.guarantee()}; ledger head {head}"
+    )
+    made.start(answering())
+    extra = alone(tmp_path / "ledger.sqlite", epsilon=4, continue_ledger=True)
+    extra.start(answering(), num_rounds=1)
+    assert "(above the budget of 4) at delta" in capsys.readouterr().out.splitlines()[-1]
+
+
+class FailsLater(PrivateFedAvg):
+    """A strategy of a user's own that fails in its second round."""
+
+    def aggregate_train(self, server_round, replies):
+        if server_round == 2:
+            raise ValueError("a mistake")
+        return super().aggregate_train(server_round, replies)
+
+
+def test_a_run_that_fails_states_its_cost_too(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "ledger.sqlite"
+    made = FailsLater(nn.Linear(3, 2), epsilon=8, delta=1e-5, clients=10, rounds=3, rate=1e-7, ledger=path)
+    made.nodes = AnyNode(np.ones(10))
+    with pytest.raises(ValueError, match="a mistake"):
+        made.start(answering())
+    assert "ledger head 1:" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_what_evaluate_fn_returns_is_checked_before_the_first_round(tmp_path: Path) -> None:
+    """Flower fails on the older (loss, metrics) only after all rounds have been charged."""
+    made = alone(tmp_path / "ledger.sqlite")
+    with pytest.raises(
+        ConfigError, match=r"must return a MetricRecord, .* got tuple; \(loss, metrics\) is of Flower's older"
+    ):
+        made.start(answering(), evaluate_fn=lambda round, arrays: (0.1, {"accuracy": 0.9}))  # type: ignore[arg-type]
+    assert made.releaser.ledger.position() == 0
+
+
+class ReadsMetrics(PrivateFedAvg):
+    """A strategy of a user's own that expects what Flower's clients send."""
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        return arrays, MetricRecord({"loss": metrics["train_loss"]})
+
+
+def test_an_override_that_reads_clients_metrics_is_told_why_there_are_none(tmp_path: Path) -> None:
+    options = {"epsilon": 8, "delta": 1e-5, "clients": 10, "rounds": 3, "rate": 1e-7, "ledger": tmp_path / "a.sqlite"}
+    made = ReadsMetrics(nn.Linear(3, 2), **options)
+    made.nodes = AnyNode(np.ones(10))
+    with pytest.raises(ConfigError, match=r"ReadsMetrics.aggregate_train looks for 'train_loss', which no client"):
+        made.start(answering())
+    made.nodes = AnyNode(np.ones(10))
+    with pytest.raises(KeyError, match="own mistake"):
+        made.start(answering(), evaluate_fn=lambda round, arrays: {}["own mistake"])
+
+
+def test_older_ways_to_start_a_strategy_are_refused(tmp_path: Path) -> None:
+    made = strategy(tmp_path / "ledger.sqlite")
+    with pytest.raises(ConfigError, match=r"older interface: call PrivateFedAvg\(...\).start\(grid\)"):
+        Server(client_manager=SimpleClientManager(), strategy=made).fit(1, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "kind", [DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping]
+)
+def test_a_strategy_of_flowers_own_privacy_around_ours_is_refused(kind: Any, tmp_path: Path) -> None:
+    made = alone(tmp_path / "ledger.sqlite")
+    with pytest.raises(ConfigError, match="another strategy wraps PrivateFedAvg"):
+        kind(made, 1.0, 1.0, 10).start(answering(), made.initial_arrays(), 1)
+    assert made.releaser.ledger.position() == 0
+
+
+def complex_model() -> nn.Module:
+    model = nn.Linear(3, 2)
+    model.weight = nn.Parameter(torch.zeros(2, 3, dtype=torch.complex64))
+    return model
+
+
+def not_finite(frozen: bool) -> nn.Module:
+    model = nn.Linear(3, 2)
+    model.weight.data[0, 0] = float("nan")
+    model.weight.requires_grad_(not frozen)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (complex_model(), "torch.complex64, .* train its real and imaginary parts as two parameters"),
+        (nn.LazyLinear(2), "has no size before the first forward pass"),
+        (nn.Linear(3, 2).double(), r"must be float32: model.float\(\) converts"),
+        (not_finite(frozen=False), "'weight' holds NaN or infinity before training"),
+        (not_finite(frozen=True), "'weight' holds NaN or infinity before training"),
+        ([np.zeros(3), np.zeros(2, dtype=complex)], "array 1 of the model is complex"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_server_and_client_refuse_what_cannot_be_trained(model: Any, words: str, tmp_path: Path) -> None:
+    """As `simulate` does; a complex parameter lost its imaginary part without a word."""
+    with pytest.raises(ConfigError, match=words):
+        strategy(tmp_path / "ledger.sqlite", model)
+    assert not (tmp_path / "ledger.sqlite").exists()
+    with pytest.raises(ConfigError, match=words):
+        PrivateClientApp(model)
+
+
+@pytest.mark.parametrize("mod", [fixedclipping_mod, adaptiveclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
+def test_mods_of_flowers_own_privacy_are_refused(mod: Any) -> None:
+    with pytest.raises(ConfigError, match="is a part of Flower's own differential privacy"):
+        PrivateClientApp(nn.Linear(3, 2), mods=[mod])

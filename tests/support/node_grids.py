@@ -152,7 +152,7 @@ class NodeFederation:
         with Ledger(self.ledger, "run") as ledger:
             strategy = LayerwiseFedAvg(
                 method, Transcript.start(MODEL), CohortSampler(facts.sampling, keys), ServerOptimizer("sgd", 1.0),
-                Releaser(keys, ledger), EnrolledNodes(quorum=QUICK.quorum),
+                Releaser(keys, ledger), EnrolledNodes(quorum=QUICK.quorum), continue_ledger=True,
             )  # fmt: skip
             strategy.start(grid or self.grid(), strategy.initial_arrays(), num_rounds=rounds)
         return strategy.transcript.models[-1]

@@ -179,6 +179,7 @@ class SecureFederation:
             strategy = LayerwiseFedAvg(
                 method, Transcript.start(MODEL), CohortSampler(method.facts.sampling, keys),
                 ServerOptimizer("sgd", 1.0), Releaser(keys, ledger, attempt=secrets.token_bytes(16)), EnrolledSum(),
+                continue_ledger=True,
             )  # fmt: skip
             strategy.start(grid or self.grid(), strategy.initial_arrays(), num_rounds=rounds)
         return strategy.transcript.models[-1]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from fedlgm.audits import audit_release
+from fedlgm.errors import Notice
 
 SIZE = 300  # more than 1000 trials can learn the covariance of
 
@@ -36,3 +39,19 @@ def test_a_few_numbers_of_many_give_a_release_away(release):
 def test_releases_that_are_alike_pass():
     assert audit_release(alike, epsilon=0.01, delta=1e-5, trials=1000, seed=0).passed
     assert audit_release(alike, epsilon=0.01, delta=1e-5, trials=1000, seed=0, noise="gaussian").passed
+
+
+def test_an_audit_that_cannot_fail_says_so():
+    """Counted errors of 1000 trials never reach an epsilon of 8, even if numbers have no noise at all."""
+    words = r"show an epsilon of at most 4\.\d+ .* the audit cannot fail; raise trials, or pass noise='gaussian'"
+    bare = "without noise: 3 of 300 numbers have none here, the first at 0"
+    with pytest.warns(Notice, match=f"{words}.*{bare}"):
+        assert audit_release(three_without_noise, epsilon=8.0, delta=1e-5, trials=1000, seed=0).passed
+    with pytest.warns(Notice, match=f"{words} if the release is linear$"):
+        audit_release(alike, epsilon=8.0, delta=1e-5, trials=1000, seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        audit_release(alike, epsilon=8.0, delta=1e-5, trials=1000, seed=0, noise="gaussian")
+        audit_release(alike, epsilon=1.0, delta=1e-5, trials=1000, seed=0)
+        linear = audit_release(three_without_noise, epsilon=8, delta=1e-5, trials=1000, seed=0, noise="gaussian")
+        assert not linear.passed

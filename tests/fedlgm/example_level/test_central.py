@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from fedlgm import mechanisms
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError, LedgerError, PrivacyError
 from fedlgm.example_level.central import train
 from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.example_level.trial import TRIED
@@ -130,7 +130,7 @@ def test_a_step_at_other_weights_draws_its_own_batch(tmp_path, batches):
             torch.manual_seed(0)
             model, task = torch.nn.Linear(4, 2), _Parity()
             method = Method.of(model, mechanisms.get("dp-sgd"), facts)
-            train(model, x, y, method, keys=keys, ledger=ledger, lr=lr, task=task)
+            train(model, x, y, method, keys=keys, ledger=ledger, lr=lr, task=task, continue_ledger=True)
             seen.append(tuple(batches))
             batches.clear()
         assert seen[0] == seen[1] != seen[2]
@@ -148,7 +148,7 @@ def test_trainings_on_two_ledgers_draw_their_own_batches(tmp_path, batches):
             torch.manual_seed(0)
             model, task = torch.nn.Linear(4, 2), _Parity()
             method = Method.of(model, mechanisms.get("dp-sgd"), facts)
-            train(model, x, y, method, keys=keys, ledger=ledger, lr=1.0, task=task)
+            train(model, x, y, method, keys=keys, ledger=ledger, lr=1.0, task=task, continue_ledger=True)
             assert ledger.position() == 1
             seen.append(tuple(batches))
             batches.clear()
@@ -165,7 +165,7 @@ def test_two_trainings_on_one_ledger_are_both_charged(tmp_path):
             torch.manual_seed(0)
             model = torch.nn.Linear(64, 10)
             method = Method.of(model, mechanisms.get("dp-sgd"), facts)
-            train(model, x, targets, method, keys=KeyRing.from_seed(3), ledger=ledger, lr=lr)
+            train(model, x, targets, method, keys=KeyRing.from_seed(3), ledger=ledger, lr=lr, continue_ledger=True)
             spent.append(ledger.position())
     assert spent == [3, 3, 6, 8]  # another learning rate changes what the second step releases
 
@@ -197,9 +197,27 @@ def test_trainings_that_draw_one_batch_are_not_amplified_twice(tmp_path):
             model = torch.nn.Linear(64, 10)
             torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
             method = Method(mechanisms.get("dp-sgd"), LayerTable.from_module(model), facts)
-            train(model, x, y, method, keys=keys, ledger=ledger, lr=0.1, task=Doubled(factor))
+            train(model, x, y, method, keys=keys, ledger=ledger, lr=0.1, task=Doubled(factor), continue_ledger=True)
             charged.append([type(charge.event).__name__ for charge in ledger.charges() if charge.round == 1])
         assert {type(charge.event).__name__ for charge in ledger.charges() if charge.round == 2} == {charged[0][0]}
     assert charged[0] == ["PoissonSampledDpEvent"]
     assert sorted(charged[1]) == ["GaussianDpEvent", "PoissonSampledDpEvent"]
     assert charged[3] == charged[2] == charged[1]  # both trainings again
+
+
+def test_a_second_training_on_a_ledger_is_refused_unless_it_is_meant(tmp_path):
+    """Run again, a script would train from scratch at twice the cost."""
+    x, y, _, _ = digits()
+    with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
+
+        def again(**options):
+            model = torch.nn.Linear(64, 10)
+            facts = RunFacts(0.0, Sampling("poisson", len(y), 0.1), rounds=2, epsilon=2.0, delta=1e-5)
+            method = Method.of(model, mechanisms.get("dp-sgd"), facts)
+            return train(model, x, y, method, keys=KeyRing.from_seed(None), ledger=ledger, lr=1.0, **options)
+
+        again()
+        with pytest.raises(LedgerError, match=r"holds 2 rounds \(epsilon 2\); .* bring it to 2\.\d+, above 2: name"):
+            again()
+        assert ledger.position() == 2
+        assert again(continue_ledger=True).epsilon > 2.2

@@ -20,7 +20,7 @@ from simulations.reports.report import write_report
 
 
 def group(recipe, event, *charged):
-    return event_group(recipe, [Charge(round, client, event, {}) for round, client in charged])
+    return event_group(recipe.unit, [Charge(round, client, event, {}) for round, client in charged])
 
 
 class TestCost:

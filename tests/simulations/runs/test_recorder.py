@@ -12,14 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fedlgm import mechanisms
+from fedlgm.facts import RunFacts, Sampling
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.method import Method
+from fedlgm.noised_in_shares import Shares
 from fedlgm.privacy import Ledger
+from fedlgm.privacy.guarantee import Trust
+from fedlgm.transcript import Transcript
 from simulations import launch
 from simulations.config.recipe import Recipe
 from simulations.runs import recorder
 from simulations.runs.folder import RunFolder
-from strategies import LayerwiseFedAvg
+from simulations.runs.rows import round_row
+from strategies import LayerwiseFedAvg, RoundRecord
 
 
 def test_tensorboard_shows_the_rows(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -70,6 +79,18 @@ def test_noise_under_local_trust_is_that_of_the_clients_who_took_part(
         assert 0 < present == row["present"] < row["cohort"]
         assert row["noise_scale"] == pytest.approx(each * math.sqrt(present), rel=1e-4)
         assert row["noise_norm"] == pytest.approx(each * math.sqrt(10), rel=1e-4)  # as many as are expected
+
+
+@pytest.mark.parametrize("trust", ["central", "distributed"])
+def test_public_noise_figures_do_not_depend_on_who_took_part(trust: Trust, tmp_path: Path) -> None:
+    """Under distributed trust each node that answers adds a share: their number could be read off the noise."""
+    mechanism, layers = mechanisms.get("gaussian"), LayerTable.from_sizes({"a": 4})
+    sampling, given = Sampling("fixed", 10, 1.0), {"accountant": "rdp", "shares": Shares(7, 1)}
+    facts = RunFacts(2.0, sampling, "replace-one", trust, 2, **given if trust == "distributed" else {})
+    plan = Method(mechanism, layers, facts).plan(Transcript.start(torch.zeros(4)))
+    few, all_ = (round_row(RoundRecord(1, plan, 10, present, 0, 0.0)) for present in (7, 10))
+    assert few == all_
+    assert few["noise_scale"] == few["noise_norm"]
 
 
 def test_who_took_part_is_in_private_files_only(tiny: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""Recipes with a fixed noise multiplier: the epsilon that follows takes the place of a given budget."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fedlgm.errors import ConfigError
+from fedlgm.mechanisms.method import Method
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
+
+if TYPE_CHECKING:
+    from simulations.config.recipe import Recipe
+
+_AGREE = 1e-4  # relative
+
+
+def epsilon_of(recipe: Recipe, noise_multiplier: float) -> float:
+    """Epsilon of all rounds of a recipe at this noise multiplier, for `privacy.delta`.
+
+    Args:
+        recipe: the recipe; its `privacy.epsilon` is not used.
+        noise_multiplier: noise of a release over the bound of a contribution.
+
+    Raises:
+        ConfigError: the recipe alone does not determine it.
+
+    Example:
+        >>> from simulations.config.recipe import load
+        >>> recipe = load("digits", ["privacy.epsilon=none", "privacy.noise_multiplier=2.0"])
+        >>> recipe.privacy.epsilon == epsilon_of(recipe, 2.0)
+        True
+    """
+    from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
+    from simulations.config.facts import facts_of
+
+    if recipe.protects.counts_examples(recipe):
+        raise ConfigError(
+            "privacy.noise_multiplier: the sampling rate of this recipe depends on the number of examples, which the "
+            "data state: give privacy.epsilon, which `fedlgm calibrate --noise-multiplier Z --sampling-rate Q` prints"
+        )
+    facts = facts_of(recipe).with_multiplier(noise_multiplier)
+    if facts.run is not None:
+        events = facts.run.events(facts.least_multiplier, facts.rounds)
+    else:
+        event = facts.noised_by.event(noise_multiplier / SENSITIVITY_FACTOR[facts.relation], facts.accounted_rate)
+        events = [(event, facts.noisy_sums)]
+    epsilon = composed_epsilon(events, recipe.privacy.delta, facts.accountant)
+    if not math.isfinite(epsilon):
+        raise ConfigError(f"privacy.noise_multiplier = {noise_multiplier:g} gives no finite epsilon: raise it")
+    return epsilon
+
+
+def require_agreement(recipe: Recipe, noise_multiplier: float, epsilon: float) -> None:
+    """Refuse a budget beside a noise multiplier from which another epsilon follows (ConfigError)."""
+    follows = epsilon_of(recipe, noise_multiplier)
+    if not math.isclose(follows, epsilon, rel_tol=_AGREE):
+        raise ConfigError(
+            f"privacy.epsilon = {epsilon:g} and privacy.noise_multiplier = {noise_multiplier:g} are both given, but "
+            f"this noise gives epsilon {follows:.6g}: leave one out (--set privacy.epsilon=none)"
+        )
+
+
+def require_noise(recipe: Recipe, method: Method) -> None:
+    """Refuse a method whose noise is not that of `privacy.noise_multiplier`, if this is set (ConfigError)."""
+    given, drawn = recipe.privacy.noise_multiplier, method.facts.noise_multiplier
+    if given is not None and not math.isclose(given, drawn, rel_tol=_AGREE):
+        raise ConfigError(
+            f"privacy.noise_multiplier = {given:g}: {method.mechanism.name} or what the data have already spent needs "
+            f"{drawn:.6g} for the same epsilon; give privacy.epsilon instead"
+        )
