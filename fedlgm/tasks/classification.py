@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedlgm import inputs
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.names import IGNORED
 from fedlgm.errors import ConfigError, DataError
@@ -40,6 +41,16 @@ class Classification(Task):
         """See `Task`."""
         return self.losses(outputs, targets).mean() if targets.ndim > 1 else functional.cross_entropy(outputs, targets)
 
+    def prepare(self, data: DataSet) -> DataSet:
+        """See `Task`; tokens that are their own targets are no classes."""
+        x, y = inputs.first(data.held("test_x")), data.test_y
+        if x.shape == y.shape and (y == IGNORED).any() and ((y == x) | (y == IGNORED)).all():
+            raise DataError(
+                f"task {self.name!r}: the targets are the tokens themselves, because the table has no column 'label': "
+                "name yours, data={..., 'target': column}"
+            )
+        return super().prepare(data)
+
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
         """See `Task`."""
         class_targets(np.where(y == IGNORED, 0, y) if y.ndim > 1 else y, part, self.name, "class")
@@ -57,10 +68,6 @@ class Classification(Task):
         """See `Task`."""
         if outputs.shape[:1] + outputs.shape[2:] != targets.shape or outputs.ndim < 2:
             flat = "; one column of classes is y.ravel(), one-hot rows are y.argmax(1)" if targets.ndim == 2 else ""
-            if (targets == IGNORED).any():
-                flat = (
-                    "; if these are tokens, the table has no column 'label': name yours, data={..., 'target': column}"
-                )
             raise ConfigError(
                 f"{self._no_fit(outputs, targets)}: for targets [n, ...] outputs must be logits [n, classes, ...]{flat}"
             )

@@ -258,10 +258,12 @@ def test_help_begins_with_the_commands_that_train(run):
         "Check the installation", "Real nodes",
     ]  # fmt: skip
     named = re.findall(r"^│ (\w+) ", out, re.MULTILINE)
-    assert (named[0], len(named), len(set(named))) == ("simulate", 19, 19)
+    assert (named[0], len(named), len(set(named))) == ("simulate", 20, 20)
 
 
-@pytest.mark.parametrize("command", ["simulate", "plan", "calibrate", "partition", "report", "ledger", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["simulate", "plan", "calibrate", "partition", "report", "ledger", "predict", "doctor"]
+)
 def test_help(run, command):
     status, out, _ = run(command, "--help")
     assert status == 0
