@@ -149,10 +149,11 @@ class NodesRecord:
 
     Args:
         folder: the run's folder.
+        summed: whether the server sees only the sum of a round, which nobody answers if no node may take part.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunFolder, summed: bool) -> None:
+        self._folder, self._summed = folder, summed
 
     def say(self, line: str) -> None:
         """Print a line, and keep it."""
@@ -165,8 +166,21 @@ class NodesRecord:
 
     def counted(self, row: FullRow) -> None:
         """Print a round's line."""
+        if self._summed and not row["cohort"]:
+            self.say(f"round {row['round']} is void and moves nothing: no node may take part in it any more")
+            return
         figures = f", accuracy {row['accuracy']:.4f}, epsilon {row['epsilon']:.3f}" if "accuracy" in row else ""
         self.say(f"round {row['round']}: {row['cohort']} nodes asked, {row['seconds']:.2f} s{figures}")
+
+    def ended(self, rounds: int) -> None:
+        """Print how many rounds of a run were done, and how many of those moved nothing."""
+        done = len(self._folder.rows())
+        file = self._folder.private / REPORT
+        reports = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+        void = done - len({report["round"] for report in reports if report["answered"]}) if self._summed else 0
+        self.say(
+            f"{done} of {rounds} rounds are done" + (f"; {void} of them are void and moved nothing" if void else "")
+        )
 
 
 def make_server_app() -> ServerApp:
@@ -190,7 +204,8 @@ def make_server_app() -> ServerApp:
 def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
     recipe = folder.recipe()
     assembly, federation = DeployedAssembly(recipe), recipe.federation
-    record = NodesRecord(folder)
+    alone = assembly.facts.noised_by.alone
+    record = NodesRecord(folder, summed=not alone)
 
     hasten_server_grid()
     enrolment = Enrolment.load(deployment.enrolment_file)
@@ -198,7 +213,6 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
     answers = AnswerCheck(
         enrolment, assembly.layers, positions=deployment.positions_file, test=deployment.settings().test
     )
-    alone = assembly.facts.noised_by.alone
     nodes = (NodeGrid if alone else SecureGrid)(
         grid, enrolment, questions, answers,
         patience=_patience(recipe), say=record.say, on_round=record.round,
@@ -211,6 +225,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
         nodes.require(need)
     try:
         serve(nodes, assembly, folder, "deployment", record.counted, nodes=enrolled)
+        record.ended(assembly.facts.rounds)
     except DivergedError as error:
         said = ", ".join(f"{enrolment[client].name} ({norm:.3g})" for client, norm in error.largest)
         record.say(f"training diverged; norms of the largest contributions of its last round: {said}")

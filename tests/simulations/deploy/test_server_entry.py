@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import time
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -21,7 +22,7 @@ from strategies.node.round import RoundReport
 def test_who_took_part_is_the_operators_alone_to_read(tmp_path):
     """Secret sampling needs it, and a folder that is shared without `private/` must not tell."""
     folder = new_folder.create(tmp_path / "run", recipes.load("nodes"))
-    record = NodesRecord(folder)
+    record = NodesRecord(folder, summed=False)
     record.say("round 1: node7 counts as zero: no answer")
     record.round(RoundReport(1, ["node3"], {"node7": "no answer"}, 0, 1.5))
     told, report = (folder.path / "private" / name for name in (TOLD, REPORT))
@@ -57,3 +58,22 @@ def test_a_run_that_fails_is_noticed_at_once(tmp_path, monkeypatch):
     begun = time.monotonic()
     assert submit._follow(Flower(), "1", folder, 0, print) == "finished:failed"
     assert time.monotonic() - begun < submit._SILENCE_S
+
+
+def test_void_rounds_are_named_and_counted(tmp_path, capsys):
+    """A round for which no node is left was "0 nodes asked", and the run ended as if it had been done."""
+    folder = SimpleNamespace(private=tmp_path, append_private=lambda *_: None, rows=lambda: [{}, {}, {}, {}])
+    reports = [{"round": 1, "answered": ["a"]}, {"round": 2, "answered": []}, {"round": 2, "answered": ["a"]}]
+    reports.append({"round": 3, "answered": []})
+    (tmp_path / REPORT).write_text("".join(json.dumps(report) + "\n" for report in reports), encoding="utf-8")
+    record = NodesRecord(folder, summed=True)
+    record.counted({"round": 4, "cohort": 0, "seconds": 0.01})
+    record.ended(4)
+    assert capsys.readouterr().out.splitlines() == [
+        "round 4 is void and moves nothing: no node may take part in it any more",
+        "4 of 4 rounds are done; 2 of them are void and moved nothing",
+    ]
+    record = NodesRecord(folder, summed=False)
+    record.counted({"round": 4, "cohort": 0, "seconds": 0.01})
+    record.ended(5)
+    assert capsys.readouterr().out.splitlines() == ["round 4: 0 nodes asked, 0.01 s", "4 of 5 rounds are done"]
