@@ -190,6 +190,7 @@ class NodeLedger:
 
     def bind(self, noise_key: str) -> None:
         """Record the digest of the noise key that the service is about to make; returns once it is on disk."""
+        self._require_held()
         with self._translated():
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('noise_key', ?)", (noise_key,))
 
@@ -221,6 +222,7 @@ class NodeLedger:
         Raises:
             LedgerError: the ledger cannot be written.
         """
+        self._require_held()
         cost = json.dumps(privacy.events.encode(event), sort_keys=True)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         if protects not in COVERS:
@@ -262,6 +264,7 @@ class NodeLedger:
         Raises:
             LedgerError: an agreement was recorded before.
         """
+        self._require_held()
         with self._translated():
             self._db.execute("INSERT INTO agreed VALUES (?, ?)", (subject, agreement))
         self._agreed += 1
@@ -298,6 +301,22 @@ class NodeLedger:
             os.close(self._lock)
             raise held from None
         _locked.add(_identity(os.fstat(self._lock)))
+
+    def _require_held(self) -> None:
+        """Refuse to write if another file has taken the ledger's place, which another service could lock and charge.
+
+        Raises:
+            LedgerError: the file was replaced or removed, for example by a restored backup.
+        """
+        try:
+            replaced = self._lock is None or _identity(self.path.stat()) != _identity(os.fstat(self._lock))
+        except FileNotFoundError:
+            replaced = True
+        if replaced:
+            raise LedgerError(
+                f"the ledger {self.path} was replaced or removed while the service held it: stop the service before a "
+                "backup is restored"
+            )
 
     # -- integrity -----------------------------------------------------------------------------------------------------
 

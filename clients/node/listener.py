@@ -41,12 +41,16 @@ class Listener:
 
     def __init__(self, service: Service) -> None:
         self._service, self._folder, self._policy = service, service.folder, service.policy
-        self._busy, self._open = asyncio.Lock(), 0
+        self._busy, self._open, self._stop = asyncio.Lock(), 0, asyncio.Event()
 
     async def serve(self) -> None:
-        """Answer until SIGTERM or SIGINT."""
+        """Answer until SIGTERM or SIGINT, or until the ledger cannot be used.
+
+        Raises:
+            LedgerError: the ledger cannot be used until it is opened and verified again, for example after a full disk.
+        """
         self._folder.check_length()
-        stop = asyncio.Event()
+        stop = self._stop
         for number in (signal.SIGTERM, signal.SIGINT):  # before the socket exists, which shows that the service is up
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -61,6 +65,8 @@ class Listener:
                 self._folder.socket.unlink()
             async with self._busy:
                 self._service.close()
+        if self._service.broken is not None:
+            raise self._service.broken
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         limits = self._policy.limits
@@ -104,6 +110,8 @@ class Listener:
         finally:
             self._open -= 1
             writer.close()
+            if self._service.broken is not None:
+                self._stop.set()
 
     async def _receive(self, reader: asyncio.StreamReader) -> tuple[Ask, bytes]:
         limits = self._policy.limits

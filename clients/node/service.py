@@ -71,6 +71,7 @@ class Service:
             raise
         self._server_key = protocol.public_key(self.policy.ask.server_key) if self.policy.ask.server_key else None
         self._failed: Refusal | None = None
+        self.broken: LedgerError | None = None  # why the ledger cannot be used until it is opened and verified again
 
     def warm(self) -> None:
         """Make a trial release, which loads the modules that the first release needs and that take seconds to load."""
@@ -341,8 +342,9 @@ class Service:
                 return self.afford(ask)
             return (self.step if ask.ask in STEPS else self.release)(ask, *self.admit(ask, body))
         except LedgerError as error:
-            self._failed = Refusal("ledger", "its ledger cannot be used: see its log, and start it again")
-            _log.error("REFUSING EVERYTHING until it is started again: %s", error)
+            self._failed = Refusal("ledger", "its ledger cannot be used: the service ends, see its log")
+            self.broken = error
+            _log.error("ENDING, so that the next start opens and verifies the ledger: %s", error)
             raise self._failed from error
 
     def describe(self) -> None:

@@ -344,6 +344,7 @@ def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Set
     """
     folder = draft.path / "systemd"
     folder.mkdir()
+    folder.chmod(0o755)  # whatever the operator's umask: what stands in a unit, systemd runs
     units = {
         "fedlgm-superlink": ("fl-server", final.server / "start-superlink.sh", "After=fedlgm-signer.service\n", ""),
         "fedlgm-signer": ("fl-sign", final.signer.script, "", "PrivateNetwork=yes\nUMask=0077\n"),
@@ -367,7 +368,9 @@ def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Set
             f"[Service]\nUser={user}\nExecStart={_quoted(script)}\nRestart=always\nRestartSec=5\nNoNewPrivileges=yes\n{more}\n"
             "[Install]\nWantedBy=multi-user.target\n"
         )
-        (folder / f"{name}.service").write_text(text, encoding="utf-8")
+        unit = folder / f"{name}.service"
+        unit.write_text(text, encoding="utf-8")
+        unit.chmod(0o644)
 
 
 def _quoted(path: Path) -> str:

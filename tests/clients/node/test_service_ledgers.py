@@ -122,8 +122,8 @@ def test_a_question_that_waits_while_a_rollback_is_found_out_is_refused(tmp_path
         assert second.result()[0].get("code") == "rolled-back"
 
 
-def test_after_a_full_disk_every_refusal_names_the_ledger_and_the_restart(tmp_path):
-    """Later questions were refused as "rolled-back"."""
+def test_after_a_full_disk_the_service_ends_so_that_the_next_start_verifies_its_ledger(tmp_path):
+    """It stayed alive and refused everything for good, although space was free again."""
     folder = make_node(tmp_path / "node")
 
     def full() -> None:
@@ -133,13 +133,15 @@ def test_after_a_full_disk_every_refusal_names_the_ledger_and_the_restart(tmp_pa
 
         NodeLedger.charge = charge
 
-    with NodeProcess(folder, before=full):
-        for round_ in (1, 2):
-            answer = ask(folder, round=round_)[0]
-            assert (answer["code"], answer["why"]) == (
-                "ledger", "its ledger cannot be used: see its log, and start it again",
-            )  # fmt: skip
+    node = NodeProcess(folder, before=full)
+    with node:
+        answer = ask(folder)[0]
+        assert (answer["code"], answer["why"]) == ("ledger", "its ledger cannot be used: the service ends, see its log")
+        node.wait()
+        assert "database or disk is full" in node.log.read_text()
     assert rows(folder) == []
+    with served(folder):
+        assert ask(folder)[0]["ok"]
 
 
 def test_a_ledger_is_used_by_one_service(node):
@@ -182,3 +184,17 @@ def test_a_ledger_that_no_finite_epsilon_covers_is_told(tmp_path):
         said = hello(folder)
         assert (said["code"], said["why"]) == ("budget-spent", "what was released has no finite epsilon at delta 1e-20")
         assert ask(folder)[0]["code"] == "budget-spent"
+
+
+@pytest.mark.parametrize("replace", [True, False], ids=["replaced", "removed"])
+def test_a_ledger_whose_file_was_replaced_is_not_charged(tmp_path, replace):
+    """The lock follows the file: a second service could lock and charge a backup that was restored in its place."""
+    folder = make_node(tmp_path / "node")
+    backup = folder.ledger_file.read_bytes()
+    with served(folder):
+        folder.ledger_file.unlink()
+        if replace:
+            folder.ledger_file.write_bytes(backup)
+        assert ask(folder)[0]["code"] == "ledger"
+    if replace:
+        assert rows(folder) == []
