@@ -24,6 +24,11 @@ from strategies.node.questions import unused_at
 
 APP = Path(__file__).parent / "app"
 _SILENCE_S, _LONGEST_S = 20.0, 30.0  # of a run, until Flower is asked what became of it; a question costs a second
+_GONE_S = 1.0  # from the end of a server process's lock until its file `ENDED` must be there
+_KILLED = (
+    "the run's server process has ended without an error, for example because it was killed; the same command, "
+    "without --fresh, resumes the run"
+)
 
 
 def run(
@@ -149,7 +154,11 @@ def _new(folder: DeploymentFolder, stem: str, present: list[str], fresh: bool) -
 
 
 def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Callable[[str], None]) -> str:
-    """Pass on the run's lines until it has ended; returns Flower's status."""
+    """Pass on the run's lines until it has ended; returns Flower's status.
+
+    Raises:
+        RunError: the run's server process was killed, which Flower itself notices after a minute or more.
+    """
 
     def pass_on() -> bool:
         """Pass on new lines; whether there were any."""
@@ -163,11 +172,16 @@ def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Call
         return seen > before
 
     asked, silence, status = time.monotonic(), _SILENCE_S, ""
+    alive: float | None = None  # when the server process was last seen to hold the run's lock
     while not status.startswith("finished"):
         time.sleep(0.25)
         if pass_on():
             asked, silence = time.monotonic(), _SILENCE_S
         ended = (target.private / ENDED).exists()
+        if target.is_locked():
+            alive = time.monotonic()
+        elif alive is not None and not ended and time.monotonic() - alive > _GONE_S:
+            raise RunError(_KILLED)
         if time.monotonic() - asked > (0.5 if ended else silence):
             status, asked, silence = flower.status(run_id), time.monotonic(), min(2 * silence, _LONGEST_S)
     pass_on()  # what was said while Flower was asked
@@ -191,8 +205,5 @@ def _reason(status: str, log: str) -> str:
         if name.startswith("fedlgm.errors.") and message:
             return message
     if first_exception(log) is None:
-        return (
-            "the run's server process ended without an error, for example because it was killed; the same command, "
-            f"without --fresh, resumes the run (Flower reports {status}). {reason(log)}"
-        )
+        return f"{_KILLED} (Flower reports {status}). {reason(log)}"
     return f"Flower reports {status}. {reason(log)}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import stat
+import threading
 import time
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from simulations.deploy import server_entry, submit
 from simulations.deploy.server_entry import ENDED, REPORT, TOLD, NodesRecord, make_server_app
 from simulations.engines.local import LocalGrid
 from simulations.runs import new_folder
+from simulations.runs.folder import RunFolder
 from strategies.node.round import RoundReport
 
 
@@ -77,3 +80,29 @@ def test_void_rounds_are_named_and_counted(tmp_path, capsys):
     record.counted({"round": 4, "cohort": 0, "seconds": 0.01})
     record.ended(5)
     assert capsys.readouterr().out.splitlines() == ["round 4: 0 nodes asked, 0.01 s", "4 of 5 rounds are done"]
+
+
+def _hold(path):
+    with RunFolder.open(path).locked():
+        time.sleep(60)
+
+
+def test_a_killed_server_process_is_named_within_seconds(tmp_path):
+    """Flower takes a minute or more to notice it."""
+    folder = new_folder.create(tmp_path / "run", recipes.load("nodes"))
+    process = multiprocessing.get_context("fork").Process(target=_hold, args=(folder.path,))
+    process.start()
+    while not folder.is_locked():
+        time.sleep(0.01)
+
+    class Flower:
+        def status(self, _):
+            return "running"
+
+    threading.Timer(1.0, process.kill).start()
+    begun = time.monotonic()
+    with pytest.raises(RunError, match=r"server process has ended without an error.* resumes the run"):
+        submit._follow(Flower(), "1", folder, 0, print)
+    assert time.monotonic() - begun < 6
+    process.join()
+    assert not folder.is_locked()
