@@ -28,6 +28,7 @@ from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.files import transaction
 from fedlgm.node_protocol import TEST, Position, digest
+from fedlgm.privacy.past import Past
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
@@ -71,7 +72,7 @@ class NodeLedger:
     def __init__(self, path: Path, witness: Path, dataset: str | None = None, *, readonly: bool = False) -> None:
         self.path, self.witness, self._readonly = path, witness, readonly
         self.identity, self.dataset, self.seq, self.head = "", "", 0, ""
-        self._agreed = 0
+        self._agreed, self._past = 0, Past()
         self._lock: int | None = None
         seen = read_witness(self.witness)  # before the database is opened: SQLite may change what lies beside it
         if not path.is_file():
@@ -177,10 +178,9 @@ class NodeLedger:
                 f"({protected}): keep privacy.unit = 'example' for this data set"
             )
         events = [(privacy.events.decode(json.loads(event)), int(count)) for event, count in counts]
-        if further is not None:
-            events.append((further, 1))
-        accountant = privacy.events.accountant_of(event for event, _ in events)
-        return privacy.composed_epsilon(events, delta, accountant) if events else 0.0
+        both = [event for event, _ in events] + ([] if further is None else [further])
+        accountant = privacy.events.accountant_of(both)
+        return self._past.epsilon(events, delta, further, accountant) if both else 0.0
 
     def noise_key(self) -> str:
         """Digest of the noise key that the service has made for this ledger; empty if it has made none yet."""

@@ -309,6 +309,11 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
     return _composed_epsilon(tuple(sorted(merged.items())), float(delta), accountant)
 
 
+def is_resolved(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> bool:
+    """Whether grids of privacy losses resolve this delta for so many releases, see `composed_epsilon`."""
+    return sum(count for _, count in events) * _LOST <= _NEGLIGIBLE * delta
+
+
 def quick_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> float:
     """A slightly smaller epsilon for lower bounds, at a tenth of the cost of `composed_epsilon`.
 
@@ -333,10 +338,9 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
         return 0.0
     if any(isinstance(event, dp_event.RepeatAndSelectDpEvent) for event, _ in decoded):
         return _accounted(decoded, delta, SEARCHES)
-    lost = sum(count for _, count in decoded) * _LOST
-    if accountant == "rdp" or lost <= _NEGLIGIBLE * delta:
+    if accountant == "rdp" or is_resolved(decoded, delta):
         return _accounted(decoded, delta, accountant)
-    # Both are upper bounds.
+    lost = sum(count for _, count in decoded) * _LOST  # both are upper bounds
     grid = _accounted(decoded, delta - lost, accountant) if lost < delta else math.inf
     orders = RenyiAccountant()
     return min(grid, _accounted(decoded, delta, "rdp") if all(orders.supports(e) for e, _ in decoded) else math.inf)

@@ -1,0 +1,61 @@
+"""A long past is composed once, and figures with it are those of composing everything afresh."""
+
+import math
+
+import pytest
+from dp_accounting import dp_event
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedlgm.privacy import accountants, composed_epsilon
+from fedlgm.privacy.events import gaussian_event
+from fedlgm.privacy.past import FEW, Past
+
+KINDS = [gaussian_event(1.5 + i / 10, 0.05) for i in range(FEW + 4)]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 20), min_size=len(KINDS), max_size=len(KINDS)),
+    later=st.lists(st.sampled_from(range(len(KINDS))), max_size=4),
+    plain=st.lists(st.floats(5.0, 50.0), max_size=3),
+    further=st.sampled_from([None, gaussian_event(2.0, 0.3), gaussian_event(9.0), gaussian_event(0.2, 0.05)]),
+)
+def test_figures_are_those_of_composing_everything(counts, later, plain, further):
+    past, grown = Past(), list(counts)
+    for kind in (None, *later):
+        if kind is not None:
+            grown[kind] += 1
+        charged = [*zip(KINDS, grown, strict=True), *((gaussian_event(noise), 2) for noise in plain)]
+        whole = charged if further is None else [*charged, (further, 1)]
+        assert math.isclose(past.epsilon(charged, 1e-5, further), composed_epsilon(whole, 1e-5), rel_tol=1e-8)
+    assert math.isclose(past.epsilon(zip(KINDS, counts, strict=True), 1e-5), composed_epsilon(
+        zip(KINDS, counts, strict=True), 1e-5
+    ), rel_tol=1e-8)  # a past that has shrunk is another one, and is composed anew  # fmt: skip
+
+
+def test_what_was_composed_is_not_composed_again(monkeypatch):
+    composed, compose = [], accountants.PldAccountant.compose
+    monkeypatch.setattr(
+        accountants.PldAccountant,
+        "compose",
+        lambda own, event, count=1: (composed.append(count), compose(own, event, count))[1],
+    )
+    past, charged = Past(), [(kind, 10) for kind in KINDS]
+    past.epsilon(charged, 1e-5, gaussian_event(2.0, 0.3))
+    assert composed == [10] * len(KINDS) + [1]
+    composed.clear()
+    charged[3] = (KINDS[3], 12)
+    past.epsilon(charged, 1e-5, gaussian_event(2.0, 0.3))
+    assert composed == [2, 1]
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-12])
+def test_deltas_that_grids_do_not_resolve_are_composed_afresh(delta):
+    charged = [(kind, 10) for kind in KINDS]
+    assert Past().epsilon(charged, delta) == composed_epsilon(charged, delta)
+
+
+def test_releases_that_are_not_private_have_no_epsilon():
+    charged = [*((kind, 1) for kind in KINDS), (dp_event.NonPrivateDpEvent(), 1)]
+    assert Past().epsilon(charged, 1e-5) == math.inf
