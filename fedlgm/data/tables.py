@@ -267,10 +267,16 @@ def _of_tokens(
     require_columns(needed, parts["test"], "data: 'test'")
     for part, columns in parts.items():
         _check_tokens(columns, part)
-    lengths = {len(row) for columns in parts.values() for row in columns["input_ids"]}
     width = _width(parts, length)
-    # Types stand after the mask: one of ones where a table has none.
+    # Types stand after the mask: one of ones where a table has none. The lengths of private rows decide nothing.
+    lengths = {len(row) for row in parts["test"]["input_ids"]}
     masked = length is not None or len(lengths) > 1 or any(name in parts["train"] for name in TOKENS[1:])
+    if not masked and any(len(row) != width for row in parts["train"]["input_ids"]):
+        raise DataError(
+            f"data: all test rows have {width} tokens, but some training rows have fewer, and one private row must not "
+            "decide whether the model gets a mask: give a number of tokens, as in data={..., 'length': 128}, or a "
+            "column 'attention_mask'"
+        )
     found: dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]] = {}
     for part, columns in parts.items():
         rows = columns["input_ids"]

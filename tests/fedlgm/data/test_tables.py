@@ -189,3 +189,13 @@ def test_a_column_without_a_name_is_noticed():
     table = NUMBERS.drop(columns="site").rename(columns={"age": "Unnamed: 0"})
     with pytest.warns(Notice, match=r"column 'Unnamed: 0' is an input of the model, but it has no name and may be the"):
         data.load({"train": table, "test": table, "target": "out"})
+
+
+def test_whether_there_is_a_mask_follows_from_public_rows_alone():
+    even = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4]], "label": [0, 1]})
+    ragged = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3]], "label": [0, 1]})
+    assert isinstance(data.load({"train": even, "test": even}).train_x, np.ndarray)
+    assert len(data.load({"train": even, "test": ragged}).train_x) == 2
+    with pytest.raises(DataError, match=r"all test rows have 2 tokens, but some training rows have fewer.*'length'"):
+        data.load({"train": ragged, "test": even})
+    assert len(data.load({"train": ragged, "test": even, "length": 2}).train_x) == 2
