@@ -187,6 +187,7 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
         return kind(name=name, **checked)
 
 
+@named_arguments
 def split(method: str) -> tuple[str, str]:
     """Mechanism and variant of a method; a registered name may have a variant, "package.module:Class" has none.
 

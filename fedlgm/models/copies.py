@@ -35,6 +35,8 @@ def copied(module: M) -> M:
             ...
         fedlgm.errors.ConfigError: the model cannot be copied: 'double' refers to the original's module '' ...
     """
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"a model to copy must be an nn.Module, got {type(module).__name__}")
     require_own_storage(module)
     try:
         made = copy.deepcopy(module)
@@ -90,9 +92,12 @@ def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
     Raises:
         ConfigError: the message names the parameter that the copy does not follow.
     """
+    if not isinstance(x, Tensor | tuple):
+        raise ConfigError(f"inputs must be a tensor or a tuple of tensors, got {type(x).__name__}")
     made = copied(module)
     restored, modes = Restored.of(module, None), [(each, each.training) for each in module.modules()]
-    weights = [(value, value.detach().clone()) for value in module.parameters() if value.requires_grad]
+    changed = (*(value for value in module.parameters() if value.requires_grad), *module.buffers())
+    weights = [(value, value.detach().clone()) for value in changed]
     try:
         outputs, gradients = _computed(module.eval(), x)
     finally:
@@ -124,7 +129,8 @@ def _computed(module: nn.Module, x: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
         outputs = inputs.call(module, x)
         loss = (outputs.float() + outputs.float().square()).mean()
         gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-    return outputs.detach().clone(), dict(zip(trained, gradients, strict=True))
+    dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+    return outputs.detach().clone(), dict(zip(trained, dense, strict=True))
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

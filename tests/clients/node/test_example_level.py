@@ -33,11 +33,16 @@ MODULE = models.build("logistic", in_shape=nodes.SHAPE, classes=nodes.CLASSES)
 
 
 def plan(
-    multiplier: float = 4.0, count: int = STEPS, rate: float = 0.25, mechanism: str = "dp-sgd", trust: str = "local"
+    multiplier: float = 4.0,
+    count: int = STEPS,
+    rate: float = 0.25,
+    mechanism: str = "dp-sgd",
+    trust: str = "local",
+    assumes: str = "",
 ) -> ReleasePlan:
     steps = LocalSteps(count, rate, BATCH) if trust == "local" else None
     sampling = Sampling("poisson", 3, 1.0)
-    facts = RunFacts(multiplier, sampling, "add-remove", trust, 10, steps=steps)  # type: ignore[arg-type]
+    facts = RunFacts(multiplier, sampling, "add-remove", trust, 10, steps=steps, assumes=assumes)  # type: ignore[arg-type]
     chosen = mechanisms.get(mechanism)
     layers = chosen.table(LayerTable.from_module(MODULE))
     return chosen.plan(layers, facts, Transcript.start(nodes.MODEL))
@@ -179,6 +184,16 @@ def test_a_budget_for_examples_is_never_called_one_for_the_whole_data(tmp_path):
 FUSSY = {"name": "tests.clients.node.test_service_hostile_questions:fussy", "least": 5.0}
 
 
+def _condition() -> str:
+    chosen, module = mechanisms.get("dp-sgd"), fussy(nodes.SHAPE, nodes.CLASSES, 5.0)
+    trainer = ExampleTrainer(module, chosen.table(LayerTable.from_module(module)), chosen)
+    return trainer.condition(torch.zeros(1, *nodes.SHAPE))
+
+
+LOOKS = _condition()
+"""What a guarantee assumes of a model that looks at values."""
+
+
 def test_an_example_that_fails_does_not_show(tmp_path):
     """An error in place of an answer would be an answer without noise."""
     made = node(tmp_path / "node")
@@ -187,7 +202,9 @@ def test_an_example_that_fails_does_not_show(tmp_path):
     x[3] = 9.0
     np.savez(tmp_path / "node.npz", x=x, y=y)
     with served(made) as folder:
-        text, work = plan(rate=1.0).to_json(), WORK | {"model": FUSSY}
+        text, work = plan(rate=1.0, assumes=LOOKS).to_json(), WORK | {"model": FUSSY}
+        refused, _ = ask(folder, text=plan(rate=1.0).to_json(), work=work)
+        assert "the plan's guarantee omits a condition of the model" in refused["why"]
         said, body = ask(folder, text=text, work=work)
         assert said["ok"], said
         assert ask(folder, text=text, work=work)[1] == body
@@ -199,7 +216,7 @@ def test_an_example_that_fails_counts_as_zero_and_the_others_count(tmp_path):
     """Without the others, too, one example would move the sum by more than its own bound."""
     chosen, module = mechanisms.get("dp-sgd"), fussy(nodes.SHAPE, nodes.CLASSES, 5.0)
     layers = chosen.table(LayerTable.from_module(module))
-    asked = chosen.plan(layers, plan().facts, Transcript.start(nodes.MODEL))
+    asked = chosen.plan(layers, plan(assumes=LOOKS).facts, Transcript.start(nodes.MODEL))
     x, y = torch.full((6, *nodes.SHAPE), 0.5), torch.arange(6) % nodes.CLASSES
     x[3] = 9.0
 
