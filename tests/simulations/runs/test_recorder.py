@@ -132,3 +132,9 @@ def test_files_are_strict_json(tiny: Callable[..., Recipe], tmp_path: Path) -> N
     folder = RunFolder.open(tmp_path / "run")
     assert [row["epsilon"] for row in folder.rows()] == [math.inf] * 3
     assert (folder.result() or {})["epsilon"] == math.inf
+
+
+def test_texts_that_look_like_numbers_stay_texts():
+    """A class may be called "nan", also beside a loss that is NaN."""
+    value = {"labels": ["nan", "inf", "-inf", "text:", "ill"], "epsilon": float("inf")}
+    assert strict_json.loads(strict_json.dumps(value)) == value
