@@ -25,7 +25,7 @@ from fedlgm.privacy.guarantee import Trust
 from fedlgm.transcript import Transcript
 from simulations import launch
 from simulations.config.recipe import Recipe
-from simulations.runs import recorder
+from simulations.runs import recorder, strict_json
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import round_row
 from strategies import LayerwiseFedAvg, RoundRecord
