@@ -48,6 +48,12 @@ class PldAccountant(PLDAccountant):
         2.85
     """
 
+    def branch(self) -> PldAccountant:
+        """Another accountant of what has been composed so far, without the list of its events."""
+        branch = PldAccountant(value_discretization_interval=self._value_discretization_interval)
+        branch._pld = self._pld  # type: ignore[has-type]
+        return branch
+
     def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
         match event:
             case dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)) if (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections import Counter
@@ -13,10 +12,12 @@ from dp_accounting import dp_event
 
 from fedlgm.privacy.accountants import new_accountant, quiet
 from fedlgm.privacy.accounting import composed_epsilon, is_resolved
-from fedlgm.privacy.events import decode, encode, is_private
+from fedlgm.privacy.events import decode, encode, is_private, unfolded
 
 FEW = 8
 """Number of kinds of releases that are composed afresh for every figure."""
+_GRIDS = 4
+"""Number of grids that are kept: little noise of a further release needs a coarser one."""
 _ADDED = (dp_event.GaussianDpEvent, dp_event.PoissonSampledDpEvent)
 
 
@@ -34,9 +35,7 @@ class Past:
     """
 
     def __init__(self) -> None:
-        self._composed: Counter[str] = Counter()
-        self._accountant: Any = None
-        self._fineness = 0.0
+        self._composed: dict[float, tuple[Counter[str], Any]] = {}  # by the fineness of the grid
 
     def epsilon(
         self,
@@ -53,8 +52,9 @@ class Past:
             further: cost of one more release.
             accountant: "pld" or "rdp"; Renyi orders are added up afresh, which takes no time.
         """
-        charged = list(charged)
-        events = charged if further is None else [*charged, (further, 1)]
+        charged = [unfolded(event, count) for event, count in charged]
+        one = [] if further is None else [unfolded(further, 1)]
+        events = [*charged, *one]
         many = len({json.dumps(encode(event)) for event, _ in events}) > FEW
         added = all(isinstance(event, _ADDED) and is_private(event) for event, _ in events)
         if not (many and added and accountant == "pld" and is_resolved(events, delta)):
@@ -66,11 +66,12 @@ class Past:
             else:
                 counts[json.dumps(encode(event))] += count
         with quiet():
-            total = copy.copy(self._grown(counts, new_accountant(accountant, [event for event, _ in events])))
-            if isinstance(further, dp_event.GaussianDpEvent):
-                precision += 1 / further.noise_multiplier**2
-            elif further is not None:
-                total.compose(further)
+            total = self._grown(counts, new_accountant(accountant, [event for event, _ in events])).branch()
+            for event, count in one:
+                if isinstance(event, dp_event.GaussianDpEvent):
+                    precision += count / event.noise_multiplier**2
+                else:
+                    total.compose(event, count)
             if precision:
                 total.compose(dp_event.GaussianDpEvent(math.sqrt(1 / precision)))
             return float(total.get_epsilon(delta))
@@ -78,9 +79,12 @@ class Past:
     def _grown(self, counts: Counter[str], empty: Any) -> Any:
         """The accountant of these releases: the last one with what has been added since, or a new one."""
         fineness = empty._value_discretization_interval
-        if self._accountant is None or fineness != self._fineness or not self._composed <= counts:
-            self._composed, self._accountant, self._fineness = Counter(), empty, fineness
-        for kind, count in (counts - self._composed).items():
-            self._accountant.compose(decode(json.loads(kind)), count)
-        self._composed = counts
-        return self._accountant
+        before, accountant = self._composed.pop(fineness, (Counter[str](), empty))
+        if not before <= counts:
+            before, accountant = Counter[str](), empty
+        for kind, count in (counts - before).items():
+            accountant.compose(decode(json.loads(kind)), count)
+        self._composed[fineness] = counts, accountant
+        if len(self._composed) > _GRIDS:
+            del self._composed[next(iter(self._composed))]  # the one that was used least recently
+        return accountant

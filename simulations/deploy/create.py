@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -75,6 +76,8 @@ def create(
     DeploymentFolder(path).node(f"node{nodes - 1}").service.check_length()
     if is_used(path):
         raise RunError(f"{path} already exists: choose another folder, or remove it (its nodes' ledgers too)")
+    before = os.umask(0o022)
+    os.umask(before | 0o022)  # no other user may write a file of the deployment, whatever the umask permits
     try:
         with drafted(path) as draft:
             folders = DeploymentFolder(draft), DeploymentFolder(path)
@@ -85,6 +88,8 @@ def create(
     except ConfigError as error:
         said = re.sub(r"^\S+/policy\.toml: ", "the nodes' policy: ", str(error))  # a file of the draft
         raise ConfigError(said.replace(str(draft), str(path))) from error
+    finally:
+        os.umask(before)
     return DeploymentFolder(path)
 
 
@@ -344,7 +349,6 @@ def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Set
     """
     folder = draft.path / "systemd"
     folder.mkdir()
-    folder.chmod(0o755)  # whatever the operator's umask: what stands in a unit, systemd runs
     units = {
         "fedlgm-superlink": ("fl-server", final.server / "start-superlink.sh", "After=fedlgm-signer.service\n", ""),
         "fedlgm-signer": ("fl-sign", final.signer.script, "", "PrivateNetwork=yes\nUMask=0077\n"),
@@ -368,9 +372,7 @@ def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Set
             f"[Service]\nUser={user}\nExecStart={_quoted(script)}\nRestart=always\nRestartSec=5\nNoNewPrivileges=yes\n{more}\n"
             "[Install]\nWantedBy=multi-user.target\n"
         )
-        unit = folder / f"{name}.service"
-        unit.write_text(text, encoding="utf-8")
-        unit.chmod(0o644)
+        (folder / f"{name}.service").write_text(text, encoding="utf-8")
 
 
 def _quoted(path: Path) -> str:

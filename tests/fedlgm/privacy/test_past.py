@@ -34,20 +34,25 @@ def test_figures_are_those_of_composing_everything(counts, later, plain, further
     ), rel_tol=1e-8)  # a past that has shrunk is another one, and is composed anew  # fmt: skip
 
 
-def test_what_was_composed_is_not_composed_again(monkeypatch):
+@pytest.mark.parametrize("steps", [1, 5])
+def test_what_was_composed_is_not_composed_again(monkeypatch, steps):
+    """Neither after a further release with so little noise that it needs a coarser grid."""
     composed, compose = [], accountants.PldAccountant.compose
     monkeypatch.setattr(
         accountants.PldAccountant,
         "compose",
         lambda own, event, count=1: (composed.append(count), compose(own, event, count))[1],
     )
-    past, charged = Past(), [(kind, 10) for kind in KINDS]
-    past.epsilon(charged, 1e-5, gaussian_event(2.0, 0.3))
-    assert composed == [10] * len(KINDS) + [1]
+    kinds = [dp_event.SelfComposedDpEvent(kind, steps) for kind in KINDS] if steps > 1 else KINDS
+    further = dp_event.SelfComposedDpEvent(gaussian_event(2.0, 0.3), steps)
+    past, charged = Past(), [(kind, 10) for kind in kinds]
+    past.epsilon(charged, 1e-5, further)
+    assert composed == [10 * steps] * len(KINDS) + [steps]
+    past.epsilon(charged, 1e-5, gaussian_event(0.2, 0.05))
     composed.clear()
-    charged[3] = (KINDS[3], 12)
-    past.epsilon(charged, 1e-5, gaussian_event(2.0, 0.3))
-    assert composed == [2, 1]
+    charged[3] = (kinds[3], 12)
+    past.epsilon(charged, 1e-5, further)
+    assert composed == [2 * steps, steps]
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-12])
