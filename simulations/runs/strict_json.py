@@ -1,7 +1,6 @@
 """JSON for every reader, in which infinity and NaN are strings.
 
-An epsilon is infinite if a release is not private, and a loss is NaN if a model has diverged. A text that would be read
-as such a number, such as the name of a class, is written with a mark before it.
+An epsilon is infinite if a release is not private, and a loss is NaN if a model has diverged.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 from fedlgm.files import PUBLIC, write_durably
 
 _NUMBERS = {text: float(text) for text in ("inf", "-inf", "nan")}
-_TEXT = "text:"
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
@@ -50,12 +48,8 @@ def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, str) and (value in _NUMBERS or value.startswith(_TEXT)):
-        return _TEXT + value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _number(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    return value.removeprefix(_TEXT) if value.startswith(_TEXT) else _NUMBERS.get(value, value)
+    return _NUMBERS.get(value, value) if isinstance(value, str) else value
