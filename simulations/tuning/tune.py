@@ -60,9 +60,9 @@ class TuneResult(Figures):
         folder: folder of the search, all of which except `private/` may be published.
 
     Example:
-        >>> values = {"epsilon": 6.33, "epsilon_all_runs": 13.89, "folder": "search", "metrics": {"accuracy": 0.9}}
+        >>> values = {"epsilon": 6.33, "epsilon_all_runs": 13.89, "folder": "/search", "metrics": {"accuracy": 0.9}}
         >>> TuneResult(values, None)
-        TuneResult({}, {'accuracy': 0.9}, epsilon 6.330; search)
+        TuneResult({}, {'accuracy': 0.9}, epsilon 6.330; /search)
     """
 
     def __init__(self, values: SearchResult, module: nn.Module | None) -> None:
