@@ -34,6 +34,8 @@ _BATCH = 32
 _TOLERANCE = 1e-2
 """Difference that rounding can make, relative to a gradient's length, since a unit near its kink may change sides.
 Batches that influence gradients change them far more."""
+_NEARBY = (1e-3, 1e-2)
+"""Factors of the perturbations at which gradients that differ are compared again."""
 _LARGEST = 1e4
 """Limit of examples' values; a trial replaces larger ones with 0, so that none stops the run of a correct model.
 It is also the factor by which hostile rows are longer."""
@@ -181,11 +183,23 @@ class _Gradients:
         self._engine, self._module, self._layers, self._task = engine, module, layers, task
 
     def compare(self, x: Inputs, y: Tensor) -> None:
-        """Refuse a model or task whose sum for a batch is not that of autograd's clipped gradients."""
+        """Refuse a model or task whose sum for a batch is not that of autograd's clipped gradients.
+
+        Rounding can move a unit across its kink at some weights, so what differs is compared again at weights nearby.
+        """
+        problem = self._problem(x, y)
+        for factor in _NEARBY:
+            if problem:
+                with _perturbed(self._module, factor):
+                    problem = self._problem(x, y)
+        if problem:
+            raise ConfigError(problem)
+
+    def _problem(self, x: Inputs, y: Tensor) -> str | None:
         whole = torch.linalg.vector_norm(self._engine.sum(x, y, FlatClip(1.0)).norms, dim=1)
         long = whole[whole.isfinite() & (whole > _LEAST)]
         if len(y) < 2 or not len(long):
-            return
+            return None
         scale = float(long.median())
         scaling = FlatClip(scale / 2)  # cuts at least half of the gradients
         rows = [slice(i, i + 1) for i in range(len(y))]
@@ -195,7 +209,7 @@ class _Gradients:
             norm = float(gradient.norm())
             clipped = gradient * min(1.0, scaling.bound / norm) if norm > 0 else gradient
             if math.isfinite(norm) and float((clipped - result.total).norm()) > _TOLERANCE * scaling.bound:
-                raise ConfigError(
+                return (
                     "the gradient of an example is not the one that PyTorch computes for it alone: the model or the "
                     "task remembers what it has seen, a hook changes gradients, or a function has a backward pass of "
                     "its own"
@@ -203,16 +217,17 @@ class _Gradients:
         times = max(1, _BATCH // len(y))
         repeated = torch.arange(len(y), device=y.device).repeat(times)
         together = self._engine.sum(inputs.take(x, repeated), y[repeated], scaling)
-        norms = torch.cat([own.norms for own in alone]).repeat(times, 1)
-        total = times * torch.stack([own.total for own in alone]).sum(dim=0)
+        norms = torch.cat([result.norms for result in alone]).repeat(times, 1)
+        total = times * torch.stack([result.total for result in alone]).sum(dim=0)
         same = torch.allclose(together.norms, norms, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
         apart = float(torch.linalg.vector_norm(together.total - total))
         if not same or apart > _TOLERANCE * scaling.bound * len(repeated):
-            raise ConfigError(
+            return (
                 "an example's gradient depends on the other examples of its batch, so clipping does not bound what one "
                 "example changes: normalise, weigh and compare within each example only, in the model's forward pass, "
                 "in its hooks and in the task's losses"
             )
+        return None
 
     def _differentiate(self, x: Inputs, y: Tensor) -> Tensor:
         """Autograd's gradient for one example, in the order of the layer table [D]."""
@@ -265,8 +280,13 @@ def _modes(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _perturbed(module: nn.Module) -> Iterator[None]:
-    """The module at perturbed, nonzero weights; its own weights are restored afterwards."""
+def _perturbed(module: nn.Module, factor: float = 1.0) -> Iterator[None]:
+    """The module at perturbed, nonzero weights; its own weights are restored afterwards.
+
+    Args:
+        module: the module.
+        factor: multiplies the perturbation.
+    """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     before = [parameter.detach().clone() for parameter in trained]
     drawn = torch.Generator().manual_seed(0)
@@ -274,7 +294,8 @@ def _perturbed(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for parameter in trained:
                 size = max(_RELATIVE * float(parameter.square().mean().sqrt()), _ABSOLUTE)
-                parameter.add_(torch.randn(parameter.shape, generator=drawn).to(parameter), alpha=size)
+                noise = torch.randn(parameter.shape, generator=drawn).to(parameter)
+                parameter.add_(noise, alpha=factor * size)
         yield
     finally:
         with torch.no_grad():

@@ -64,7 +64,11 @@ def protecting_examples(model, path, engine="local"):
 
 @pytest.mark.slow
 def test_examples_are_protected_in_gpt2(tmp_path):
-    assert protecting_examples(gpt2(), tmp_path / "run").guarantee.startswith("proven (example-level")
+    """The guarantee is proven if the model runs under vmap, which masks of other attention code do not."""
+    eager = gpt2(attn_implementation="eager", use_cache=False)
+    assert protecting_examples(eager, tmp_path / "eager").guarantee.startswith("proven (example-level")
+    other = protecting_examples(gpt2(), tmp_path / "other").guarantee
+    assert other.startswith("conditional (example-level") and "vmap" in other
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from fedlgm import RunFacts, Sampling, Transcript, mechanisms, tasks
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.central import train
 from fedlgm.example_level.trainer import ExampleTrainer
-from fedlgm.example_level.trial import try_examples, try_step
+from fedlgm.example_level.trial import _Gradients, try_examples, try_step
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.method import Method
@@ -263,3 +263,33 @@ def test_a_client_with_one_example_is_tried_with_the_next_ones():
     trainer.sum(x[:1], y[:1], torch.arange(1), plan)
     with pytest.raises(ConfigError, match="depends on the other examples"):
         trainer.sum(x, y, torch.arange(4), plan)
+
+
+def test_a_unit_at_its_kink_is_no_fault(monkeypatch):
+    """Rounding may put a unit on either side of its kink; at other weights nearby both sums agree."""
+    x, y = data(4)
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, 3))
+    layers, task = LayerTable.from_module(model), tasks.get()
+    with torch.no_grad():
+        model[0].bias[0] -= model[0](x[:1])[0, 0]
+        model[0].bias[0] -= model[0](x[:1])[0, 0]
+    exact = _Gradients._differentiate
+
+    def rounded(self, x, y):
+        with torch.no_grad():
+            model[0].bias[0] += 1e-6
+        try:
+            return exact(self, x, y)
+        finally:
+            with torch.no_grad():
+                model[0].bias[0] -= 1e-6
+
+    monkeypatch.setattr(_Gradients, "_differentiate", rounded)
+    gradients = [_Gradients(None, model, layers, task)._differentiate(x[:1], y[:1]), exact_of(model, x[:1], y[:1])]
+    assert (gradients[0] - gradients[1]).norm() > 0.02 * gradients[1].norm()
+    try_examples(model, layers, task, x, y, nn.Sequential)
+
+
+def exact_of(model, x, y):
+    loss = nn.functional.cross_entropy(model(x), y)
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
