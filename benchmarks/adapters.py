@@ -17,9 +17,9 @@ import torch
 
 from benchmarks.kept import Kept
 from benchmarks.pages import show, table
-from fedlgm import inputs, tasks
-from fedlgm.layers import LayerTable
-from fedlgm.models import digest_of_file
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import inputs, tasks
+from fedlgm.training.models import digest_of_file
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 

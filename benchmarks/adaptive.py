@@ -29,19 +29,20 @@ from benchmarks import noise_and_split
 from benchmarks.kept import CHANGE, Kept, Search, change
 from benchmarks.pages import show, table
 from benchmarks.pages import spread as plus_minus
-from fedlgm import clipping, data, mechanisms
+from fedlgm import data, mechanisms
 from fedlgm.aggregation import BoundedSum
-from fedlgm.allocation import shares, spread
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation, within
-from fedlgm.models.dense import mlp
-from fedlgm.plan import ReleasePlan
+from fedlgm.mechanisms.allocation import shares, spread
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import release
+from fedlgm.planning import clipping
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.release import release
-from fedlgm.transcript import Transcript
+from fedlgm.training.models.dense import mlp
 from strategies.server_optimizer import ServerOptimizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "adaptive.md"

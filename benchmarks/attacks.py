@@ -21,14 +21,14 @@ from torch import nn
 
 from benchmarks.kept import LEAST_SEEDS, Kept, Row, opened
 from benchmarks.pages import show, table
-from fedlgm import data, models
-from fedlgm.attacks import InversionSettings, Observation, invert
-from fedlgm.attacks.membership import Rate
-from fedlgm.contributions import unbounded
-from fedlgm.layers import LayerTable
-from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
-from simulations.attacks import membership
-from simulations.attacks.target import Target
+from fedlgm import data
+from fedlgm.aggregation.contributions import unbounded
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, models
+from fedlgm_lab.attacks import InversionSettings, Observation, invert
+from fedlgm_lab.attacks.membership import Rate
+from fedlgm_lab.attacks.runs import membership
+from fedlgm_lab.attacks.runs.target import Target
 
 SEEDS = (1, 2, 3)
 VICTIMS = 3

@@ -22,11 +22,11 @@ from torch import Tensor
 from benchmarks.audits import SIZES, watched
 from benchmarks.kept import Kept, Row, opened
 from benchmarks.pages import show, table
-from fedlgm.audits import Audit, Subject, audit_record
-from fedlgm.audits.audit import reported_of
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm_lab.audits import Audit, Subject, audit_record
+from fedlgm_lab.audits.audit import reported_of
 
 SEEDS = (1, 2, 3)
 AUDITS, TRIED, DISTINGUISHED = 150, 20, 5  # of one seed: as planned, with a defect, by the distinguisher

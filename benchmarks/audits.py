@@ -30,18 +30,19 @@ import torch
 
 from benchmarks.kept import OutOfTimeError, Values
 from benchmarks.pages import show, table
-from fedlgm import correlation, mechanisms
-from fedlgm.audits import Audit, AuditResult, Canaries, CanaryRecord, Subject, audit_record
-from fedlgm.audits.audit import reported_of
-from fedlgm.audits.one_run import release_ratio
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
+from fedlgm import mechanisms
 from fedlgm.mechanisms.method import Method
-from fedlgm.release import release
-from fedlgm.run_noise import RunNoise
+from fedlgm.noise import correlation
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import release
+from fedlgm.noise.run_noise import RunNoise
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm_lab.audits import Audit, AuditResult, Canaries, CanaryRecord, Subject, audit_record
+from fedlgm_lab.audits.audit import reported_of
+from fedlgm_lab.audits.one_run import release_ratio
+from fedlgm_lab.audits.runs.canaries import LoggedCanaries
 from simulations import launch
-from simulations.audits.canaries import LoggedCanaries
 from simulations.config import recipe as recipes
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

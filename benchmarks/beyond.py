@@ -24,12 +24,12 @@ from benchmarks.pages import put, table
 from benchmarks.scale import peak_megabytes
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import release
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.release import release
-from fedlgm.transcript import Transcript
 from strategies.cohort import CohortSampler
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

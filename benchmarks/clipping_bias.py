@@ -19,13 +19,13 @@ import torch
 from benchmarks.kept import Kept, Row, opened
 from benchmarks.lm_dp_sgd import LOOKS, private_run
 from benchmarks.pages import show, table
-from fedlgm import inputs
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
+from fedlgm.training import inputs
+from fedlgm_lab.studies import files
+from fedlgm_lab.studies.jobs import Job, grid_jobs
+from fedlgm_lab.studies.statistics import difference, holm, interval
+from fedlgm_lab.studies.study import base_of
 from simulations.config.assembly import Assembly
-from simulations.studies import files
-from simulations.studies.jobs import Job, grid_jobs
-from simulations.studies.statistics import difference, holm, interval
-from simulations.studies.study import base_of
 
 PAGE = Path("docs/results/lm-dp-sgd.md")
 METHOD, SEEDS = "lm-dp-sgd", 3

@@ -34,18 +34,20 @@ from scipy.optimize import minimize
 
 from benchmarks.kept import Values
 from benchmarks.pages import show, table
-from fedlgm import correlation, mechanisms, models
-from fedlgm.correlation import CorrelatedStream, Correlation, Workload
-from fedlgm.devices import torch_threads
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
+from fedlgm import mechanisms
 from fedlgm.mechanisms.method import Method
+from fedlgm.noise import correlation
+from fedlgm.noise.correlation import CorrelatedStream, Correlation, Workload
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import release
+from fedlgm.noise.run_noise import RunNoise
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import calibrate
 from fedlgm.privacy.whole_run import WholeRun
-from fedlgm.release import release
-from fedlgm.run_noise import RunNoise
-from fedlgm.transcript import Transcript
+from fedlgm.training import models
+from fedlgm.training.devices import torch_threads
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 KEPT, PAGE = RESULTS / "correlated.json", RESULTS / "data" / "correlated.md"

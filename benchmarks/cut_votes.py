@@ -23,8 +23,8 @@ from benchmarks import real_models, water_filling
 from benchmarks.adaptive import PAGE
 from benchmarks.kept import Kept, change
 from benchmarks.pages import show, table
-from fedlgm.queries import CutVote
-from simulations.studies.results import Study
+from fedlgm.planning.queries import CutVote
+from fedlgm_lab.studies.results import Study
 
 KEPT = PAGE.with_name("cut-votes.json")
 SEEDS = water_filling.SEEDS

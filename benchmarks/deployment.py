@@ -26,17 +26,17 @@ from typing import Any
 import numpy as np
 import psutil
 
-from clients.node.ledger import NodeLedger
-from clients.node.row import CLIENT
 from fedlgm.privacy.events import gaussian_event
+from fedlgm_nodes.deploy import processes, submit
+from fedlgm_nodes.deploy.create import create
+from fedlgm_nodes.deploy.flower_cli import Flower
+from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.server_entry import REPORT
+from fedlgm_nodes.service.ledger import NodeLedger
+from fedlgm_nodes.service.row import CLIENT
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.deploy import processes, submit
-from simulations.deploy.create import create
-from simulations.deploy.flower_cli import Flower
-from simulations.deploy.layout import DeploymentFolder
-from simulations.deploy.server_entry import REPORT
 from simulations.engines.flower_command import CONNECTION
 from simulations.runs.rows import RunSummary
 
@@ -181,7 +181,7 @@ def make_plain(folder: DeploymentFolder) -> None:
         files = folder.node(node.name)
         text = files.script("supernode").read_text()
         text = text.replace(" \\\n    --isolation process --superexec-auth-secret-file supernode.secret", "")
-        text = text.replace('"$BIN/python" -m clients.node.supernode', '"$BIN/flower-supernode"')
+        text = text.replace('"$BIN/python" -m fedlgm_nodes.service.supernode', '"$BIN/flower-supernode"')
         files.script("supernode").write_text(text.replace("exec ", f'export PATH="{wrapped}:$PATH"\nexec '))
         for role in ("service", "executor"):
             files.script(role).write_text("#!/usr/bin/env bash\nexec sleep infinity\n")

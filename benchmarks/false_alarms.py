@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.pages import put, table
 from benchmarks.studies import PAGE
-from simulations.studies.statistics import difference, holm
+from fedlgm_lab.studies.statistics import difference, holm
 
 KEPT = PAGE.with_name("false-alarms.json")
 SEEDS, WITHIN = (3, 5, 10), (0.0, 0.3, 0.9)

@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.kept import CHANGE, Kept, change
 from benchmarks.pages import put, spread, table
-from fedlgm.models.convolutional import cnn
+from fedlgm.training.models.convolutional import cnn
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "fashion-mnist.md"
 DATA_PAGE = PAGE.parent / "data" / "fashion-mnist.md"

@@ -34,7 +34,7 @@ from benchmarks.gpu_parts.checks import check_all, check_no_sync
 from benchmarks.gpu_parts.tables import models
 from benchmarks.gpu_parts.times import Timer, sweep, time_bounded_sum, time_cpu, time_noise
 from fedlgm.aggregation import kernels
-from fedlgm.noise import Family
+from fedlgm.noise.draws import Family
 
 CLIENTS = (1, 32)
 

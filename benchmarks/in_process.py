@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clients import AnyClient
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
 from fedlgm.privacy import Ledger
 from simulations.config.assembly import Assembly
 from simulations.engines.local import LocalGrid

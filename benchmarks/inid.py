@@ -30,22 +30,23 @@ from benchmarks.pca_trials import recovery_errors
 from benchmarks.private_smoothness import private_smoothness
 from benchmarks.profiles import expected_error, gaussian_groups, gini, laplace_groups, shaped
 from benchmarks.staircase import Staircase2D
-from fedlgm import mechanisms, models
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.layers import LayerTable
+from fedlgm import mechanisms
 from fedlgm.mechanisms import inid
 from fedlgm.mechanisms.group_noise import calibrate_laplace
 from fedlgm.mechanisms.profiles import as_profile
-from fedlgm.noise import Family, draw
-from fedlgm.papers.inid import coordinate_descent as cd
-from fedlgm.papers.inid.datasets import TabularData, load_tabular
-from fedlgm.papers.inid.objectives import Array, Lasso, Logistic, Objective
-from fedlgm.papers.inid.pca import covariance_plan, methods
-from fedlgm.papers.inid.smoothness import smoothness
-from fedlgm.plan import RunFacts, Sampling
+from fedlgm.noise.draws import Family, draw
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.accounting import calibrate
 from fedlgm.privacy.gaussian import gaussian_mu
-from fedlgm.transcript import Transcript
+from fedlgm.training import models
+from fedlgm_lab.applications import coordinate_descent as cd
+from fedlgm_lab.applications.datasets import TabularData, load_tabular
+from fedlgm_lab.applications.objectives import Array, Lasso, Logistic, Objective
+from fedlgm_lab.applications.pca import covariance_plan, methods
+from fedlgm_lab.applications.smoothness import smoothness
 
 Rows = list[dict[str, Any]]
 Setting = tuple[int, float, float]  # passes, clip, rate

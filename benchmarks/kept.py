@@ -17,8 +17,8 @@ import torch
 
 import simulations
 from fedlgm.errors import DivergedError
+from fedlgm_lab.studies.statistics import Difference, difference
 from simulations.config import recipe as recipes
-from simulations.studies.statistics import Difference, difference
 
 Row = dict[str, Any]
 LEAST_SEEDS = 3

@@ -27,13 +27,13 @@ from benchmarks.attacks import interval
 from benchmarks.kept import Kept, Row, opened
 from benchmarks.ladp_constants import CONSTANTS, RECIPE, SEEDS
 from benchmarks.pages import show, table
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.ladp_frame import bound_by_training
+from fedlgm.planning.layers import LayerTable
+from fedlgm_lab.studies.statistics import difference
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
-from simulations.studies.statistics import difference
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -23,16 +23,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.pages import show, table
-from fedlgm import mechanisms, models
+from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
-from fedlgm.contributions import unbounded
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.layers import LayerTable
+from fedlgm.aggregation.contributions import unbounded
 from fedlgm.mechanisms import Mechanism, UsesPrivateUpdates
-from fedlgm.plan import ReleasePlan, RunFacts, Sampling
-from fedlgm.release import release
-from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
-from fedlgm.transcript import Transcript
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.noise.release import release
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
+from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, models
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "data" / "ladp.md"
 KEPT = PAGE.parents[1] / "ladp-overhead.json"

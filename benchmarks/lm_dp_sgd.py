@@ -30,19 +30,20 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.kept import OutOfTimeError, Values
-from fedlgm import data, mechanisms, models, privacy
-from fedlgm.example_level import PSAC, AutoS, ExampleGradients, FlatClip, Reweighted
-from fedlgm.example_level.central import train
-from fedlgm.example_level.risk import ShadowTraining, layer_errors, layer_risk, public_bias_weights
-from fedlgm.example_level.trainer import private_figures
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.layers import LayerTable
+from fedlgm import data, mechanisms, privacy
 from fedlgm.mechanisms.base import BoundsExamples, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.transcript import Transcript
+from fedlgm.training import models
+from fedlgm.training.example_level import PSAC, AutoS, ExampleGradients, FlatClip, Reweighted
+from fedlgm.training.example_level.central import train
+from fedlgm.training.example_level.trainer import private_figures
+from fedlgm_lab.risk.exposure import ShadowTraining, layer_errors, layer_risk, public_bias_weights
 
 STORE = Path(__file__).parents[1] / "docs" / "results" / "lm-dp-sgd.json"
 PRIVATE, PUBLIC, RATE, STEPS, EMPHASIS = 2000, 4000, 0.05, 200, 5.0

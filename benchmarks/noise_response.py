@@ -30,15 +30,16 @@ from benchmarks import noise_and_split
 from benchmarks.kept import CHANGE, Kept, Row, Search, change
 from benchmarks.noise_and_split import MLP, NOISES, PAGE
 from benchmarks.pages import show, spread, table
-from fedlgm import allocation, clipping, correlation
-from fedlgm.correlation import Correlation
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
-from fedlgm.mechanisms import Mechanism
-from fedlgm.plan import ReleasePlan
+from fedlgm.mechanisms import Mechanism, allocation
+from fedlgm.noise import correlation
+from fedlgm.noise.correlation import Correlation
+from fedlgm.planning import clipping
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import calibrate, gaussian_epsilon
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 

@@ -22,14 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlgm import data, mechanisms, models
+from fedlgm import data, mechanisms
 from fedlgm.aggregation import BoundedSum
-from fedlgm.devices import torch_threads
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
-from fedlgm.plan import RunFacts, Sampling
-from fedlgm.release import release
-from fedlgm.transcript import Transcript
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import release
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
+from fedlgm.training import models
+from fedlgm.training.devices import torch_threads
 
 FACTS = RunFacts(1.6747, Sampling("poisson", 500, 0.1))
 
@@ -37,7 +38,7 @@ FACTS = RunFacts(1.6747, Sampling("poisson", 500, 0.1))
 def processes(repeats: int) -> dict[str, float]:
     command = str(Path(sys.executable).parent / "fedlgm")
     jobs = {"import_seconds": [sys.executable, "-c", "import fedlgm"], "help_seconds": [command, "--help"]}
-    jobs["import_everything_seconds"] = [sys.executable, "-c", "import fedlgm.mechanisms, fedlgm.plan, fedlgm.training"]
+    jobs["import_everything_seconds"] = [sys.executable, "-c", "import fedlgm.mechanisms, fedlgm.planning.plan, fedlgm.training"]
     return {name: statistics.median(_wall(job) for _ in range(repeats)) for name, job in jobs.items()}
 
 

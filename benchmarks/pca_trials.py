@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlgm.errors import ConfigError, check_count
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.noise import draw
-from fedlgm.papers.inid.datasets import fully_random_rows
-from fedlgm.papers.inid.pca import CovariancePlan, covariance_sum, subspace_recovery_error, top_subspace
+from fedlgm.noise.draws import draw
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm_lab.applications.datasets import fully_random_rows
+from fedlgm_lab.applications.pca import CovariancePlan, covariance_sum, subspace_recovery_error, top_subspace
 
 Array = npt.NDArray[np.float64]
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from fedlgm.errors import ConfigError, check_count
 from fedlgm.mechanisms.inid import laplace_budget, noise_scales
-from fedlgm.noise import draw
-from fedlgm.papers.inid.objectives import Array, Objective
-from fedlgm.papers.inid.smoothness import feature_rows
+from fedlgm.noise.draws import draw
+from fedlgm_lab.applications.objectives import Array, Objective
+from fedlgm_lab.applications.smoothness import feature_rows
 
 
 def private_smoothness(

@@ -12,7 +12,7 @@ import scipy
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.inid import noise_scales
 from fedlgm.mechanisms.profiles import Array, Counts, Profile, as_profile
-from fedlgm.noise import Family
+from fedlgm.noise.draws import Family
 
 
 def shaped(name: str, dimension: int, *, norm: float = 2.0) -> Array:

@@ -27,10 +27,10 @@ from benchmarks.kept import Values
 from benchmarks.noise_and_split import WINDOWS
 from benchmarks.pages import show, table
 from benchmarks.recommend import PAGE
+from fedlgm_lab.studies.records import kept
+from fedlgm_lab.studies.results import Study
 from simulations import recommend, study
 from simulations.runs import strict_json
-from simulations.studies.records import kept
-from simulations.studies.results import Study
 
 KEPT, PREDICTED = PAGE.with_name("real-models"), PAGE.with_name("real-models-predicted.json")
 CLIENTS = 1189

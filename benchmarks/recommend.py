@@ -31,8 +31,8 @@ from benchmarks import adaptive, central_allocations, noise_and_split
 from benchmarks.kept import Kept, Search, Values, against, change
 from benchmarks.pages import show, table
 from fedlgm import data
-from fedlgm.models.adapters import adapt
-from simulations.advice.recommend import recommend
+from fedlgm.training.models.adapters import adapt
+from fedlgm_lab.recommend.recommend import recommend
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "recommend.md"
 DATA_PAGE = PAGE.parent / "data" / PAGE.name

@@ -3,7 +3,7 @@
     python -m benchmarks.rehearsal            # makes the missing rehearsals of the settings on digits
     python -m benchmarks.rehearsal --write    # the table of the page
 
-`simulations.advice.forecast` describes rehearsals. No forecast uses a measured accuracy; only the server learning rate
+`fedlgm_lab.recommend.forecast` describes rehearsals. No forecast uses a measured accuracy; only the server learning rate
 is that of the measured runs.
 """
 
@@ -19,8 +19,8 @@ from benchmarks.kept import Kept
 from benchmarks.pages import show, table
 from benchmarks.recommend import DATA_PAGE, FLAT, KEPT, PAGE, RULES, SETTINGS, Setting, measured
 from fedlgm import mechanisms
-from simulations.advice.forecast import SEED, Rehearsals
-from simulations.advice.setting import setting_of
+from fedlgm_lab.recommend.forecast import SEED, Rehearsals
+from fedlgm_lab.recommend.setting import setting_of
 
 REHEARSED = PAGE.with_name("rehearsal.json")
 

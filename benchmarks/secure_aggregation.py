@@ -29,15 +29,15 @@ from unittest.mock import patch
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from clients.node.ledger import NodeLedger
-from clients.node.secagg import Distributed, Participant, SessionStore
-from fedlgm.node_protocol import public_text
-from fedlgm.secagg import cohort
-from fedlgm.secagg.cohort import Advert, Cohort, Survivors, Terms, key_pairs
-from fedlgm.secagg.keys import seal
-from fedlgm.secagg.neighbours import Shape
-from fedlgm.secagg.shamir import SHARE_BYTES
-from strategies.node.secagg import SecureSum
+from fedlgm_nodes.protocol.messages import public_text
+from fedlgm_nodes.secagg import cohort
+from fedlgm_nodes.secagg.cohort import Advert, Cohort, Survivors, Terms, key_pairs
+from fedlgm_nodes.secagg.keys import seal
+from fedlgm_nodes.secagg.neighbours import Shape
+from fedlgm_nodes.secagg.shamir import SHARE_BYTES
+from fedlgm_nodes.server.secagg import SecureSum
+from fedlgm_nodes.service.ledger import NodeLedger
+from fedlgm_nodes.service.secagg import Distributed, Participant, SessionStore
 
 SETTINGS = ((10, 26_010), (10, 1_000_000), (100, 26_010))
 LARGE = ((500, 26_010), (1000, 26_010))

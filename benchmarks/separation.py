@@ -20,11 +20,11 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlgm.example_level.engine import ExampleGradients
-from fedlgm.example_level.scaling import FlatClip
-from fedlgm.example_level.separation import KnownLayers, MappedRows
-from fedlgm.layers import LayerTable
-from fedlgm.models import plain
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training.example_level.engine import ExampleGradients
+from fedlgm.training.example_level.scaling import FlatClip
+from fedlgm.training.example_level.separation import KnownLayers, MappedRows
+from fedlgm.training.models import plain
 
 PLACE = Path("docs/results/separation.json")
 

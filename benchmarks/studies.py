@@ -24,11 +24,11 @@ from typing import Any
 
 from benchmarks.pages import show, table
 from fedlgm.errors import ConfigError
+from fedlgm_lab.studies import claims, files
+from fedlgm_lab.studies.results import Study
+from fedlgm_lab.studies.study import study
 from simulations.runs import strict_json
 from simulations.runs.headline import is_share
-from simulations.studies import claims, files
-from simulations.studies.results import Study
-from simulations.studies.study import study
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "studies.md"
 DATA_PAGE = PAGE.parent / "data" / PAGE.name

@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from fedlgm import models
-from fedlgm.layers import LayerTable
-from fedlgm.training import ClientTask, LocalTraining, NativeTrainer, SequentialTrainer, Trainer
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import ClientTask, LocalTraining, NativeTrainer, SequentialTrainer, Trainer, models
 from fedlgm.training.native import instruction_set
 
 PLACE = Path("docs/results/training-kernel.json")

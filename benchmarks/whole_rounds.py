@@ -28,9 +28,8 @@ from torch import Tensor
 
 from benchmarks.workloads import plain
 from clients import PartitionedSource
-from fedlgm import inputs
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.training import ClientTask
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.training import ClientTask, inputs
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly

@@ -27,13 +27,13 @@ import torch
 from torch import nn
 
 from clients import PartitionedSource
-from fedlgm import data, inputs
-from fedlgm.contributions import unbounded
+from fedlgm import data
+from fedlgm.aggregation.contributions import unbounded
 from fedlgm.data import DataSet
 from fedlgm.errors import DataError
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.tasks import Task
-from fedlgm.training import ClientTask, LocalTraining
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.training import ClientTask, LocalTraining, inputs
+from fedlgm.training.tasks import Task
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import decided

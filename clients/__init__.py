@@ -5,7 +5,7 @@ Names load when they are first used, because a process that only forwards messag
 
 import lazy_loader
 
-from fedlgm.shadowed import refuse_shadowed_packages
+from fedlgm.package_conflicts import refuse_shadowed_packages
 
 refuse_shadowed_packages()
 

@@ -8,14 +8,14 @@ from typing import cast
 from flwr.app import ConfigRecord, RecordDict
 
 from fedlgm import wire
-from fedlgm.client_release import Asked, Keys, Noised
-from fedlgm.contributions import BoundedBy
+from fedlgm.aggregation.client_release import Asked, Keys, Noised
+from fedlgm.aggregation.contributions import BoundedBy
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension import named_arguments
-from fedlgm.facts import RunFacts
-from fedlgm.keys import KeyRing
-from fedlgm.noise import Family
-from fedlgm.plan import ReleasePlan
+from fedlgm.extension.loader import named_arguments
+from fedlgm.noise.draws import Family
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.plan import ReleasePlan
 
 _ROUNDING = 1 + 1e-6
 
@@ -129,7 +129,7 @@ class Consent:
         Args:
             state: the node's state.
             client: the client's number.
-            key: name of the release's noise, see `fedlgm.release.local_release`; equal names mean equal noise.
+            key: name of the release's noise, see `fedlgm.noise.release.local_release`; equal names mean equal noise.
             plan: the release's plan.
 
         Raises:

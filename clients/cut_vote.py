@@ -10,20 +10,20 @@ from torch import Tensor, nn
 
 from clients.source import ClientData
 from clients.updates import ClientUpdates, LocalWork
-from fedlgm import inputs
-from fedlgm.client_release import Asked, Contributions
-from fedlgm.contributions import AnsweredUpdates, Updates, unbounded
-from fedlgm.devices import Numerics
-from fedlgm.extension import named_arguments
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
+from fedlgm.aggregation.client_release import Asked, Contributions
+from fedlgm.aggregation.contributions import AnsweredUpdates, Updates, unbounded
+from fedlgm.extension.loader import named_arguments
+from fedlgm.extension.separation import Restored, fresh
 from fedlgm.mechanisms import Mechanism
-from fedlgm.plan import ReleasePlan
-from fedlgm.queries import CutVote
-from fedlgm.separation import Restored, fresh
-from fedlgm.tasks import Task
-from fedlgm.tasks.base import measured
-from fedlgm.water_filling import filled_row
+from fedlgm.mechanisms.filling import filled_row
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.queries import CutVote
+from fedlgm.training import inputs
+from fedlgm.training.devices import Numerics
+from fedlgm.training.tasks import Task
+from fedlgm.training.tasks.base import measured
 
 _BATCH = 128
 
@@ -72,7 +72,7 @@ class VotingUpdates(ClientUpdates):
 
 @named_arguments
 class CutVotes:
-    """Answers `fedlgm.queries.CutVote` from the losses of both cuts on a client's own data.
+    """Answers `fedlgm.planning.queries.CutVote` from the losses of both cuts on a client's own data.
 
     Args:
         module: the model, float32; its weights change.
@@ -81,8 +81,8 @@ class CutVotes:
 
     Example:
         >>> from fedlgm import Guarantee, RunFacts, Sampling, mechanisms
-        >>> from fedlgm.tasks import Classification
-        >>> from fedlgm.transcript import Transcript
+        >>> from fedlgm.training.tasks import Classification
+        >>> from fedlgm.planning.transcript import Transcript
         >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False))
         >>> mechanism, facts = mechanisms.get("voted-filling"), RunFacts(1.0, Sampling("poisson", 9, 0.5))
         >>> layers = mechanism.table(LayerTable.from_module(model))

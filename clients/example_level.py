@@ -10,12 +10,15 @@ from torch import Tensor
 
 from clients.source import ClientData
 from clients.updates import LocalWork
-from fedlgm import inputs
-from fedlgm.client_release import Asked, Contributions, Keys, Noised
-from fedlgm.contributions import Updates
-from fedlgm.devices import Numerics, torch_threads
+from fedlgm.aggregation.client_release import Asked, Contributions, Keys, Noised
+from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.trainer import (
+from fedlgm.mechanisms import Mechanism
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.training import inputs
+from fedlgm.training.devices import Numerics, torch_threads
+from fedlgm.training.example_level.trainer import (
     Examples,
     ExampleTrainer,
     batch_keys,
@@ -23,9 +26,6 @@ from fedlgm.example_level.trainer import (
     local_steps,
     poisson_rows,
 )
-from fedlgm.keys import KeyRing
-from fedlgm.mechanisms import Mechanism
-from fedlgm.plan import ReleasePlan
 
 GROUP_BYTES = 1 << 20
 """Largest size of the sums of clients that take their steps together, so that they fit the processor's cache."""

@@ -30,14 +30,14 @@ from clients.replying import ReplyingApp, quiet
 from clients.serving import AnyClient, OneClient, Serving
 from clients.updates import LocalWork
 from fedlgm import wire
-from fedlgm.client_release import Asked, client_release
-from fedlgm.devices import Numerics
+from fedlgm.aggregation.client_release import Asked, client_release
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension import named_arguments
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
+from fedlgm.extension.loader import named_arguments
 from fedlgm.mechanisms import Mechanism
-from fedlgm.plan import ReleasePlan
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.training.devices import Numerics
 
 
 @named_arguments

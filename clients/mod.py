@@ -20,15 +20,15 @@ from clients.layerwise import asked_of, place_reply, reply_with
 from clients.replying import ReplyingApp, quiet
 from clients.serving import OneClient
 from fedlgm import wire
-from fedlgm.client_release import Asked, WholeUpdates, client_release
-from fedlgm.contributions import Updates
+from fedlgm.aggregation.client_release import Asked, WholeUpdates, client_release
+from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
-from fedlgm.extension import misfit, named_arguments
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
-from fedlgm.models.arrays import of_arrays
-from fedlgm.models.copies import copied
-from fedlgm.models.requirements import require_trainable
+from fedlgm.extension.loader import misfit, named_arguments
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training.models.arrays import of_arrays
+from fedlgm.training.models.copies import copied
+from fedlgm.training.models.requirements import require_trainable
 
 Next = Callable[[Message, Context], Message]
 _OWN_STATE = (wire.SECRET, wire.RELEASES)
@@ -187,7 +187,7 @@ class PrivateClientApp(ReplyingApp):
 
     Raises:
         ConfigError: a `client_fn` is given instead of the model, as in older apps; the model cannot be trained (see
-            `fedlgm.models.require_trainable`); or a mod of Flower's own differential privacy is among `mods`.
+            `fedlgm.training.models.require_trainable`); or a mod of Flower's own differential privacy is among `mods`.
     """
 
     def __init__(

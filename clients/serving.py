@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedlgm import wire
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedlgm import inputs
 from fedlgm.data import DataSet, Partition
-from fedlgm.extension import named_arguments
-from fedlgm.inputs import Inputs
+from fedlgm.extension.loader import named_arguments
+from fedlgm.training import inputs
+from fedlgm.training.inputs import Inputs
 
 
 @named_arguments

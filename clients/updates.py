@@ -26,14 +26,14 @@ import numpy as np
 import torch
 
 from clients.source import ClientSource
-from fedlgm.client_release import Asked, Contributions, Noised, WholeUpdates
-from fedlgm.contributions import Updates, unbounded
-from fedlgm.devices import Numerics, torch_threads
-from fedlgm.extension import named_arguments
-from fedlgm.facts import LocalTraining
-from fedlgm.keys import KeyRing, Purpose
+from fedlgm.aggregation.client_release import Asked, Contributions, Noised, WholeUpdates
+from fedlgm.aggregation.contributions import Updates, unbounded
+from fedlgm.extension.loader import named_arguments
 from fedlgm.mechanisms import Mechanism, UsesPrivateUpdates
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.facts import LocalTraining
 from fedlgm.training import ClientTask, Trainer
+from fedlgm.training.devices import Numerics, torch_threads
 
 
 @named_arguments

@@ -29,13 +29,13 @@ import torch
 from torch import Tensor
 
 from clients.updates import ClientUpdates, LocalWork
-from fedlgm.client_release import Asked, Contributions, WholeUpdates
-from fedlgm.contributions import Updates, unbounded
-from fedlgm.devices import Numerics
+from fedlgm.aggregation.client_release import Asked, Contributions, WholeUpdates
+from fedlgm.aggregation.contributions import Updates, unbounded
 from fedlgm.errors import ConfigError
-from fedlgm.facts import LocalTraining  # noqa: F401  (the docstring)
-from fedlgm.keys import KeyRing
 from fedlgm.mechanisms import Mechanism
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.facts import LocalTraining  # noqa: F401  (the docstring)
+from fedlgm.training.devices import Numerics
 
 Users = Sequence[Sequence[int]]
 """The clients of each user. Rounds draw the numbers of users."""

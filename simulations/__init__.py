@@ -7,7 +7,7 @@
 
 import lazy_loader
 
-from fedlgm.shadowed import refuse_shadowed_packages
+from fedlgm.package_conflicts import refuse_shadowed_packages
 
 refuse_shadowed_packages()
 

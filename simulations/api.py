@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedlgm import data as data_sets
-from fedlgm import inputs, models
-from fedlgm.devices import plain_defaults
 from fedlgm.errors import RunError
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 from fedlgm.files import path_of
 from fedlgm.privacy.guarantee import caveat_of
-from fedlgm.tasks.own_figures import Evaluate
-from fedlgm.tasks.set_metrics import Metric
+from fedlgm.training import inputs, models
+from fedlgm.training.devices import plain_defaults
+from fedlgm.training.tasks.own_figures import Evaluate
+from fedlgm.training.tasks.set_metrics import Metric
 from simulations import launch
 from simulations.arguments import apart, correlated, recipe_of, refuse_unknown, require_callback
 from simulations.config import recipe as recipes
@@ -35,8 +35,8 @@ from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from fedlgm.audits import AuditResult
-    from simulations.reports.rows import Exported
+    from fedlgm_lab.audits import AuditResult
+    from simulations.summaries.rows import Exported
 
 
 load_recipe = recipes.load
@@ -140,7 +140,7 @@ class RunResult(Figures):
         """
         import pandas
 
-        from simulations.reports.export import linear_of
+        from simulations.exports.export import linear_of
 
         layer, columns = linear_of(self.model()), self._folder.provenance.read().get("columns")
         if layer is None:
@@ -180,8 +180,8 @@ class RunResult(Figures):
             ConfigError: the suffix names no format, the packages for .onnx are missing, or there are no adapters.
             RunError: PyTorch cannot express the model as ONNX, or the file cannot be written.
         """
-        from simulations.reports.adapter_files import export_adapter
-        from simulations.reports.export import export, format_of
+        from simulations.exports.adapter_files import export_adapter
+        from simulations.exports.export import export, format_of
 
         module = self._assembly.module()
         if adapter:
@@ -201,7 +201,7 @@ class RunResult(Figures):
         Args:
             private: write `private/report.html` instead, which also shows figures that no noise protects.
         """
-        from simulations.reports.report import write_report
+        from fedlgm_lab.reports.report import write_report
 
         return Path(write_report(self.folder, private)["report"])
 
@@ -218,20 +218,20 @@ class RunResult(Figures):
             True
 
         Args:
-            options: method, confidence, canaries (see `fedlgm.audits.Audit`).
+            options: method, confidence, canaries (see `fedlgm_lab.audits.Audit`).
 
         Raises:
             ConfigError: an option is outside its range.
             RunError: the run has neither canaries nor a seed; the message says what to run again.
         """
-        from fedlgm.audits import Audit
-        from simulations.audits.targets import audit_run
+        from fedlgm_lab.audits import Audit
+        from fedlgm_lab.audits.runs.targets import audit_run
 
         return audit_run(self.folder, Audit(**options), own=self._assembly.own)
 
     def layers(self) -> list[LayerRow]:
         """One row per layer of the last release: size, bound, noise, share, SNR."""
-        from simulations.reports.planning import layer_rows
+        from simulations.summaries.planning import layer_rows
 
         checkpoint = self._folder.checkpoints.latest(self._assembly.layers)
         plan = checkpoint.transcript.plan if checkpoint is not None else None
@@ -246,7 +246,7 @@ class RunResult(Figures):
 
     def _repr_html_(self) -> str:
         """Notebook view: summary, guarantee, layers, curves."""
-        from simulations.reports.notebook import summary_html
+        from fedlgm_lab.reports.notebook import summary_html
 
         correlated = self._assembly.facts.noise is not None
         return summary_html(self, self.history, self.layers(), correlated=correlated)
@@ -293,7 +293,7 @@ def simulate(
         model: an `nn.Module`, whose weights are the public initial ones, or a class or function that returns one;
             models of `transformers` and `peft` are modules. Like task, data and mechanism, it may also be a bundled
             name or "package.module:name".
-        task: a `fedlgm.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) -> losses [n]. Default for a
+        task: a `fedlgm.training.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) -> losses [n]. Default for a
             Hugging Face model: the task of its head.
         data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index arrays]} of NumPy arrays
             x [n, ...] and y [n, ...], with "clients" or "users" [n] if the data have their own clients; otherwise the
@@ -309,7 +309,7 @@ def simulate(
             function (module, layers, settings, *, device, task) -> `fedlgm.training.Trainer`. Its result is bounded
             like any update.
         noise: correlation of the noise over the rounds: "banded", "square-root", "blt", or a
-            `fedlgm.correlation.Correlation` for as many rounds as the run has.
+            `fedlgm.noise.correlation.Correlation` for as many rounds as the run has.
         metrics: functions (outputs [n, ...], targets [n, ...]) -> number of the whole test set, by name, in addition
             to the task's own metrics; both arguments are tensors on the CPU.
         evaluate: a function (round, module) -> {name: number} of the released model, called wherever the test set is

@@ -10,7 +10,7 @@ from typing import Any
 from fedlgm.data import DataSet
 from fedlgm.data.division import needs_labels
 from fedlgm.errors import ConfigError
-from fedlgm.extension import shown_name
+from fedlgm.extension.loader import shown_name
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.messages import keys_like
@@ -103,9 +103,9 @@ def correlated(noise: Any) -> dict[str, Any]:
     if noise is None:
         return {}
     if not callable(getattr(noise, "to_dict", None)) or not hasattr(noise, "coefficients"):
-        how = "; fedlgm.correlation.register gives a function a name" if callable(noise) else ""
+        how = "; fedlgm.noise.correlation.register gives a function a name" if callable(noise) else ""
         raise ConfigError(
-            f"noise must be a name such as 'banded', or a fedlgm.correlation.Correlation, got {shown_name(noise)}{how}"
+            f"noise must be a name such as 'banded', or a fedlgm.noise.correlation.Correlation, got {shown_name(noise)}{how}"
         )
     return {"privacy.noise": "given", "privacy.correlation": dict(noise.to_dict())}
 

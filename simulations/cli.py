@@ -10,13 +10,15 @@ from typing import Annotated, Any
 import typer
 from click import Argument, Context, NoSuchOption, UsageError
 
-from simulations.advice.command import recommend
-from simulations.applications import command as application_command
-from simulations.attacks import command as attack_command
-from simulations.audits.command import audit
-from simulations.deploy import commands, node_commands
+from fedlgm_lab.applications import command as application_command
+from fedlgm_lab.attacks.runs import command as attack_command
+from fedlgm_lab.audits.runs.command import audit
+from fedlgm_lab.recommend.command import recommend
+from fedlgm_lab.risk.command import risk
+from fedlgm_lab.studies.command import study
+from fedlgm_lab.tune.command import tune
+from fedlgm_nodes.deploy import commands, node_commands
 from simulations.ending import ending, interrupted
-from simulations.risk.command import risk
 from simulations.shell import (
     Commands,
     JsonOption,
@@ -28,8 +30,6 @@ from simulations.shell import (
     print_json,
     show,
 )
-from simulations.studies.command import study
-from simulations.tuning.command import tune
 
 
 class _Commands(Commands):
@@ -129,8 +129,8 @@ def simulate(
     """Simulate a private federation."""
     from fedlgm.errors import ConfigError, DivergedError, FedlgmError
     from simulations import launch
-    from simulations.reports import terminal as display
     from simulations.runs.folder import RunFolder
+    from simulations.summaries import terminal as display
 
     options: dict[str, Any] = {
         "engine": engine, "workers": workers, "ray_address": ray_address, "supernodes": supernodes,
@@ -194,8 +194,8 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare accuracy, noise and privacy of several mechanisms; reuses finished runs."""
+    from fedlgm_lab.studies import command as studying
     from simulations import engines
-    from simulations.studies import command as studying
 
     engines.get(engine)
     names = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
@@ -248,9 +248,9 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a recipe would release, layer by layer, without training."""
-    from simulations.reports import planning
-    from simulations.reports import sweep as sweeping
-    from simulations.reports import terminal as display
+    from fedlgm_lab.recommend import sweep as sweeping
+    from simulations.summaries import planning
+    from simulations.summaries import terminal as display
 
     if sweep:
         show(sweeping.sweep_report(recipe, overrides or (), public), sweeping.sweep_table, as_json)
@@ -310,8 +310,8 @@ def partition(
     as_json: JsonOption = False,
 ) -> None:
     """Show the label histogram of every client, as a picture and a table."""
-    from simulations.reports import planning
-    from simulations.reports import terminal as display
+    from simulations.summaries import planning
+    from simulations.summaries import terminal as display
 
     report = planning.partition_report(_recipe(recipe, overrides), out)
     show(report, display.partition_table, as_json)
@@ -326,8 +326,8 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write a run's report.html and print its summary."""
-    from simulations.reports import report as reporting
-    from simulations.reports import terminal as display
+    from fedlgm_lab.reports import report as reporting
+    from simulations.summaries import terminal as display
 
     summary = reporting.write_report(run, private)
     show(summary, display.summary, as_json)
@@ -344,11 +344,11 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a finished run's model to a file, with its guarantee."""
-    from simulations.reports import export as exporting
-    from simulations.reports import terminal as display
+    from simulations.exports import export as exporting
+    from simulations.summaries import terminal as display
 
     if adapter:
-        from simulations.reports.adapter_files import export_adapter
+        from simulations.exports.adapter_files import export_adapter
 
         written = export_adapter(run, out)
     else:
@@ -363,7 +363,7 @@ def predict(
     as_json: JsonOption = False,
 ) -> None:
     """Predict the rows of a CSV file. Columns are matched by name and standardised as in training."""
-    from simulations.reports.predict import predict as predicting
+    from simulations.exports.predict import predict as predicting
 
     predicted = predicting(model, file)
     if as_json:
@@ -381,9 +381,9 @@ def ledger(
 ) -> None:
     """Show the charged and claimed cost of a run, release by release. Exit status 2 if the ledger was changed."""
     from fedlgm.errors import ConfigError
-    from simulations.reports import bare_ledger
-    from simulations.reports import report as reporting
-    from simulations.reports import terminal as display
+    from fedlgm_lab.reports import report as reporting
+    from simulations.summaries import bare_ledger
+    from simulations.summaries import terminal as display
 
     if run.is_file():
         show(bare_ledger.bare_ledger_report(run, delta), bare_ledger.bare_ledger_table, as_json)
@@ -401,8 +401,8 @@ app.command(rich_help_panel=_TEST)(risk)
 @app.command(rich_help_panel=_MACHINE)
 def doctor(as_json: JsonOption = False) -> None:
     """Check this machine: versions, cores, devices, data sets, noise backend."""
-    from simulations.reports import doctor as health
-    from simulations.reports import terminal as display
+    from simulations.summaries import doctor as health
+    from simulations.summaries import terminal as display
 
     findings = health.examine()
     show(findings, display.doctor_table, as_json)

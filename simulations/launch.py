@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedlgm.devices import plain_defaults
 from fedlgm.errors import ConfigError, RunError, prefix_key
 from fedlgm.files import path_of
+from fedlgm.training.devices import plain_defaults
 from simulations import engines
 from simulations.config.assembly import Assembly
 from simulations.config.decided import decided, settled

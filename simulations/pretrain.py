@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedlgm import models
 from fedlgm.data.text import encode
-from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.files import PUBLIC, path_of, replacing
-from fedlgm.keys import KeyRing, Purpose
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.training import models
+from fedlgm.training.devices import torch_threads
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 

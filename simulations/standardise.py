@@ -16,11 +16,11 @@ from fedlgm.data import DataSet
 from fedlgm.data.spent import Spent, division_name
 from fedlgm.data.tables import Column
 from fedlgm.errors import ConfigError, DataError
-from fedlgm.extension import named_arguments
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan
+from fedlgm.extension.loader import named_arguments
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.privacy.reuse import require_rounds

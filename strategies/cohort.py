@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedlgm.errors import PrivacyError
-from fedlgm.extension import named_arguments
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.plan import Sampling
+from fedlgm.extension.loader import named_arguments
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.plan import Sampling
 
 
 @named_arguments

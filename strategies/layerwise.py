@@ -24,13 +24,13 @@ from torch import Tensor
 
 from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
-from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError, DivergedError, Notice, PrivacyError, RunError
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 from fedlgm.mechanisms import BoundsExamples, UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.mechanisms.method import Method
-from fedlgm.plan import ReleasePlan
-from fedlgm.transcript import Transcript
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
+from fedlgm.training.devices import torch_threads
 from strategies.cohort import CohortSampler, blocks, require_once
 from strategies.messages import message_to
 from strategies.nodes import Nodes

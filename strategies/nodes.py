@@ -13,8 +13,8 @@ from flwr.serverapp import Grid
 
 from fedlgm import wire
 from fedlgm.errors import Notice, RunError
-from fedlgm.extension import named_arguments
-from fedlgm.node_protocol import printable
+from fedlgm.extension.loader import named_arguments
+from fedlgm_nodes.protocol.messages import printable
 from strategies.messages import message_to
 
 Addresses = list[tuple[int | None, list[int]]]

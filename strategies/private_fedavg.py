@@ -17,21 +17,22 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
-from fedlgm import mechanisms, noised_by
+from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, Notice
-from fedlgm.extension import named_arguments
-from fedlgm.facts import RunFacts, Sampling
+from fedlgm.extension.loader import named_arguments
 from fedlgm.files import path_of
-from fedlgm.keys import KeyRing
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
-from fedlgm.models.arrays import of_arrays
-from fedlgm.models.copies import copied
-from fedlgm.models.requirements import require_stateless, require_trainable
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning import trust as noised_by
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Trust
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.transcript import Transcript
+from fedlgm.training.models.arrays import of_arrays
+from fedlgm.training.models.copies import copied
+from fedlgm.training.models.requirements import require_stateless, require_trainable
 from strategies.cohort import CohortSampler
 from strategies.layerwise import LayerwiseFedAvg
 from strategies.nodes import OneNodePerClient
@@ -99,7 +100,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
 
     Raises:
         ConfigError, PrivacyError, LedgerError: an argument cannot be used (for a model see
-            `fedlgm.models.require_trainable`); the message says why.
+            `fedlgm.training.models.require_trainable`); the message says why.
     """
 
     @named_arguments
@@ -371,7 +372,7 @@ def _warn_of(model: nn.Module, delta: float, clients: int) -> None:
         warnings.warn(
             Notice(
                 "the model has running statistics (BatchNorm): they stay on the clients, and the result has those of "
-                "the initial model; use GroupNorm (fedlgm.models.to_groupnorm replaces them)"
+                "the initial model; use GroupNorm (fedlgm.training.models.to_groupnorm replaces them)"
             ),
             stacklevel=3,
         )

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.kernels import widest
-from fedlgm.devices import Numerics
-from fedlgm.extension import named_arguments
-from fedlgm.keys import KeyRing
-from fedlgm.plan import ReleasePlan
+from fedlgm.extension.loader import named_arguments
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import Noising, ReleaseObserver, fingerprint
+from fedlgm.noise.run_noise import RunNoise
+from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
-from fedlgm.release import Noising, ReleaseObserver, fingerprint
-from fedlgm.run_noise import RunNoise
+from fedlgm.training.devices import Numerics
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event

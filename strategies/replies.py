@@ -16,10 +16,10 @@ from flwr.app import Message
 
 from fedlgm import wire
 from fedlgm.errors import FedlgmError, PrivacyError, RunError
-from fedlgm.extension import named_arguments
-from fedlgm.node_protocol import printable
-from fedlgm.plan import ReleasePlan
-from fedlgm.upload_caps import upload_caps
+from fedlgm.extension.loader import named_arguments
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.upload_caps import upload_caps
+from fedlgm_nodes.protocol.messages import printable
 
 _ROUNDING = 1 + 1e-9
 _LONGEST_REASON = 500
@@ -166,7 +166,7 @@ def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
 
     Under central trust every part's norm must stay within its bound; under local trust within a limit that bound and
     noise together exceed with probability at most 1e-15. A contribution bounded example by example must lie within the
-    public cap that clients keep (`fedlgm.upload_caps`). Figures that the reply states about itself are ignored.
+    public cap that clients keep (`fedlgm.planning.upload_caps`). Figures that the reply states about itself are ignored.
 
     Raises:
         PrivacyError: the contribution exceeds the bounds; the message says how.

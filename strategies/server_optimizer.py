@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, DivergedError, Notice
-from fedlgm.extension import is_reference, load_object, misfit, named_arguments, shown_name, users_code
+from fedlgm.extension.loader import is_reference, load_object, misfit, named_arguments, shown_name, users_code
 from fedlgm.training import FlatOptimizer
 from strategies.yogi import Yogi
 

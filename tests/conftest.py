@@ -28,18 +28,19 @@ from torch import Tensor
 
 from clients import AnyClient, ClientData, LayerwiseClient, OneClient
 from clients.cut_vote import VotingWork
-from fedlgm import allocation, mechanisms
-from fedlgm.audits import audit
-from fedlgm.correlation import strategies
-from fedlgm.devices import Numerics
+from fedlgm import mechanisms
 from fedlgm.errors import LedgerError
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import allocation
 from fedlgm.mechanisms.method import Method
-from fedlgm.plan import RunFacts, Sampling
+from fedlgm.noise.correlation import strategies
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import LocalTraining, kinds
-from fedlgm.transcript import Transcript
+from fedlgm.training.devices import Numerics
+from fedlgm_lab.audits import audit
 from simulations import engines
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe

@@ -25,8 +25,8 @@ _VARIANTS = {
     "fedlgm.data": "bundled images named_tables sources text",
     "fedlgm.mechanisms": "adaptive alternate dp_sgd group_noise inid ladp ladp_frame ladp_scores layer_vote lm_dp_sgd "
     "profiles risk_aware voted_filling water_filling",
-    "fedlgm.models": "adapters arrays convolutional huggingface residual text weights",
-    "fedlgm.tasks": "binary causal_lm next_token ranked regression",
+    "fedlgm.training.models": "adapters arrays convolutional huggingface residual text weights",
+    "fedlgm.training.tasks": "binary causal_lm next_token ranked regression",
     "fedlgm.training": "apart fedprox fedsgd mixed native recorded schedule scheduled vectorized",
     "clients": "example_level mod users",
     "strategies": "private_fedavg",
@@ -37,14 +37,14 @@ _VARIANTS = {
 }
 """Exchangeable parts, in files that only a registry names."""
 REGISTRIES = {
-    *("fedlgm.data", "fedlgm.mechanisms", "fedlgm.models", "fedlgm.tasks", "fedlgm.training", "fedlgm.training.kinds"),
+    *("fedlgm.data", "fedlgm.mechanisms", "fedlgm.training.models", "fedlgm.training.tasks", "fedlgm.training", "fedlgm.training.kinds"),
     *("simulations.config.recipe", "strategies"),
 }
 _DEFAULTS = {
     "fedlgm.data": "dataset division partition pixels tables users",
     "fedlgm.mechanisms": "base layerwise_gaussian options",
-    "fedlgm.models": "built copies dense requirements",
-    "fedlgm.tasks": "base classification evaluation set_metrics",
+    "fedlgm.training.models": "built copies dense requirements",
+    "fedlgm.training.tasks": "base classification evaluation set_metrics",
     "fedlgm.training": "apart base choice optimizers sequential",
     "simulations.config": "client_level extends fixed_noise messages named_sections overrides public_seed sections "
     "unit",

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlgm import models
-from fedlgm.layers import LayerTable
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import models
 
 LR = 0.05
 CLIP = 1.0
@@ -121,10 +121,10 @@ def plain(model: nn.Module, x: Tensor, y: Tensor, micro: int | None, channels_la
 
 def ours(model: nn.Module, x: Tensor, y: Tensor, style: str, variant: str) -> Callable[[], None]:
     """A step with noise, "kernel" by the compiled one; "quiet" adds none; "exact" neither, and sums in float64."""
-    from fedlgm import tasks
-    from fedlgm.example_level import ExampleGradients, FlatClip, PerLayerClip, Reweighted
-    from fedlgm.example_level.native import NativeExampleGradients
-    from fedlgm.noise import add_noise_
+    from fedlgm.noise.draws import add_noise_
+    from fedlgm.training import tasks
+    from fedlgm.training.example_level import ExampleGradients, FlatClip, PerLayerClip, Reweighted
+    from fedlgm.training.example_level.native import NativeExampleGradients
 
     layers = LayerTable.from_module(model)
     weights = layers.bind_(model)
@@ -227,7 +227,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     # What any contender imports later, so that peaks above the imports compare.
-    for module in ("opacus", "torch._dynamo", "torch.optim", "fedlgm.example_level", "fedlgm.noise"):
+    for module in ("opacus", "torch._dynamo", "torch.optim", "fedlgm.training.example_level", "fedlgm.noise.draws"):
         importlib.import_module(module)
     before, mapped = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, code()
     step = contender(*sys.argv[1:3])

@@ -19,9 +19,9 @@ from flwr.serverapp import Grid
 
 from benchmarks.contenders import work
 from benchmarks.contenders.cluster import one_core_nodes
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import Ledger
-from fedlgm.transcript import Transcript
 from simulations import engines
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly

@@ -10,7 +10,7 @@ from flwr.app import Message
 
 from benchmarks.contenders import ours
 from benchmarks.contenders import resnet_work as here
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
 from fedlgm.training import Trainer
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlgm import data, models
+from fedlgm import data
 from fedlgm.data import DataSet, Partition
+from fedlgm.training import models
 
 CLIENTS, COHORT, IMAGES, BATCH, LR = 20, 10, 64, 32, 0.01
 WORKERS = 2

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlgm import data, models
+from fedlgm import data
 from fedlgm.data import DataSet, Partition
+from fedlgm.training import models
 
 CLIENTS, COHORT, EPOCHS, BATCH, LR = 500, 50, 3, 32, 0.002
 WORKERS = int(os.environ.get("FEDLGM_WORK_PROCESSES", "2"))

@@ -15,7 +15,7 @@ from fedlgm.aggregation import kernels
 from fedlgm.aggregation.kernels import torch_kernels
 from fedlgm.aggregation.kernels.layout import layout_of
 from fedlgm.aggregation.kernels.spec import Noise
-from fedlgm.noise import Family
+from fedlgm.noise.draws import Family
 
 
 def check_all(device: torch.device, backend: kernels.Backend, sizes: list[int]) -> dict[str, bool]:

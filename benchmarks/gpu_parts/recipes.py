@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from benchmarks import scale, workloads
-from fedlgm import inputs
-from fedlgm.contributions import unbounded
+from fedlgm.aggregation.contributions import unbounded
+from fedlgm.training import inputs
 from simulations.config.decided import decided
 
 NAMES = (

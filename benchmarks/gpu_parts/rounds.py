@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_parts.tables import KEY
-from fedlgm import models
 from fedlgm.aggregation import kernels
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.layers import LayerTable
-from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, Trainer, VectorizedTrainer
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, Trainer, VectorizedTrainer, models
 
 SHAPE, CLASSES = (1, 28, 28), 10
 SETTINGS = LocalTraining("adam", lr=0.002, epochs=3, batch_size=32)

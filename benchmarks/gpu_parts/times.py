@@ -21,7 +21,7 @@ from benchmarks.gpu_parts.tables import KEY, models, offsets_of
 from fedlgm.aggregation import kernels
 from fedlgm.aggregation.kernels.layout import layout_of
 from fedlgm.aggregation.kernels.spec import Noise
-from fedlgm.noise import Family
+from fedlgm.noise.draws import Family
 
 COPY_TARGET = 1.3  # bounded sum over a copy that moves the same bytes, from 11 M parameters
 LOOP_TARGET = 4.0  # loop over layers over bounded sum, ResNet-152 and one client

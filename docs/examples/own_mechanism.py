@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm import Guarantee, Mechanism, ReleasePlan, allocation
+from fedlgm import Guarantee, Mechanism, ReleasePlan
+from fedlgm.mechanisms import allocation
 
 
 @dataclass(frozen=True)

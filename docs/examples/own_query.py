@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fedlgm import Guarantee, Mechanism, ReleasePlan
-from fedlgm.queries import AuxiliaryQuery, NoisyQuery, register
+from fedlgm.planning.queries import AuxiliaryQuery, NoisyQuery, register
 
 
 @register  # clients make the query from its name

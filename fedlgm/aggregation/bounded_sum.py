@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.clipping import LEAST_CLIP
-from fedlgm.contributions import Updates, answered, bounded
+from fedlgm.aggregation.contributions import Updates, answered, bounded
 from fedlgm.errors import PrivacyError
-from fedlgm.extension import named_arguments
-from fedlgm.layers import SAFETY
-from fedlgm.plan import ReleasePlan
-from fedlgm.water_filling import filled_row
+from fedlgm.extension.loader import named_arguments
+from fedlgm.mechanisms.filling import filled_row
+from fedlgm.planning.clipping import LEAST_CLIP
+from fedlgm.planning.layers import SAFETY
+from fedlgm.planning.plan import ReleasePlan
 
 _CHUNK = 1 << 15
 
@@ -28,7 +28,7 @@ class BoundedSum:
 
     Sums are in float64. Rounding moves the difference of two sums of n contributions by at most n^2 2^-52 of their
     bound. For up to 100,000 clients this is less than half of the margin by which contributions are clipped below the
-    bound (`fedlgm.layers.SAFETY`).
+    bound (`fedlgm.planning.layers.SAFETY`).
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling
@@ -148,7 +148,7 @@ def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
     """min(1, s_j / ||g_j||), times 1 - 2^-16 where it cuts, [K]; 1 for an infinite bound, 0 for a bound of 0.
 
-    For examples' gradients see `fedlgm.example_level.scaling.clip_factors`.
+    For examples' gradients see `fedlgm.training.example_level.scaling.clip_factors`.
 
     Args:
         norms: ||g_j||, [K], finite.

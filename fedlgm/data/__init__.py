@@ -35,7 +35,7 @@ from fedlgm.data.sources import FILE_SETS, locate, read, read_test
 from fedlgm.data.tables import is_table
 from fedlgm.data.users import user_numbers
 from fedlgm.errors import ConfigError, DataError, alternatives
-from fedlgm.extension import HUB, is_reference, load_object, named_arguments, users_code
+from fedlgm.extension.loader import HUB, is_reference, load_object, named_arguments, users_code
 from fedlgm.files import path_of
 
 __all__ = [

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedlgm.data.dataset import DataSet
 from fedlgm.errors import ConfigError
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 
 TRAINING_EXAMPLES = {"digits": 1442, "breast-cancer": 456}
 """Published numbers of training examples."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedlgm import inputs
 from fedlgm.data import tables
 from fedlgm.data.names import class_numbers, refuse_masked
 from fedlgm.data.partition import Partition
@@ -19,8 +18,9 @@ from fedlgm.data.spent import Spent
 from fedlgm.data.torch_sets import as_pair
 from fedlgm.data.users import user_numbers
 from fedlgm.errors import DataError
-from fedlgm.extension import named_arguments
-from fedlgm.inputs import Arrays
+from fedlgm.extension.loader import named_arguments
+from fedlgm.training import inputs
+from fedlgm.training.inputs import Arrays
 
 _BYTES = "bytes of "
 _KEYS = ("train", "test", "clients", "users", "classes", "labels", "name")

@@ -12,8 +12,8 @@ from fedlgm.data.class_names import class_number
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.extension import is_reference, named_arguments, shown_name, users_code
-from fedlgm.keys import KeyRing
+from fedlgm.extension.loader import is_reference, named_arguments, shown_name, users_code
+from fedlgm.noise.keys import KeyRing
 
 _WITHOUT_LABELS = ("iid", "natural")
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from fedlgm.data.partitioners import partitioners
 from fedlgm.errors import ConfigError, check_positive
-from fedlgm.extension import load_object, parameters_of, users_code
-from fedlgm.keys import KeyRing, Purpose
+from fedlgm.extension.loader import load_object, parameters_of, users_code
+from fedlgm.noise.keys import KeyRing, Purpose
 
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner

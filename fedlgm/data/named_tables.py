@@ -13,7 +13,7 @@ from fedlgm.data.names import spelled_once
 from fedlgm.data.sources import may_download
 from fedlgm.data.tables import TARGETS
 from fedlgm.errors import DataError
-from fedlgm.extension import HUB
+from fedlgm.extension.loader import HUB
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm import keys, remembered
+from fedlgm import cache as remembered
 from fedlgm.data import assignment, flower
 from fedlgm.errors import ConfigError, DataError, alternatives, check_count
-from fedlgm.extension import is_reference, named_arguments
-from fedlgm.keys import KeyRing
+from fedlgm.extension.loader import is_reference, named_arguments
+from fedlgm.noise import keys
+from fedlgm.noise.keys import KeyRing
 
 
 @named_arguments

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fedlgm.data.names import refuse_masked
 from fedlgm.errors import DataError
-from fedlgm.extension import users_code
+from fedlgm.extension.loader import users_code
 
 
 def as_pair(part: Any) -> Any:

@@ -2,7 +2,7 @@
 
 A mechanism is a frozen dataclass derived from `Mechanism` whose fields are its options. To use your own, pass it as an
 object, call `register`, or name it in a recipe as "package.module:Class". If its plans use multipliers other than the
-run's, also override `costs`. `fedlgm.testing.check_mechanism` checks it. docs/references.md lists the papers.
+run's, also override `costs`. `fedlgm.extension.testing.check_mechanism` checks it. docs/references.md lists the papers.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from fedlgm import allocation
 from fedlgm.errors import ConfigError
-from fedlgm.extension import is_reference, load_object, named, named_arguments
-from fedlgm.mechanisms import group_noise
+from fedlgm.extension.loader import is_reference, load_object, named, named_arguments
+from fedlgm.extension.registration import enter, registers
+from fedlgm.mechanisms import allocation, group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
 from fedlgm.mechanisms.alternate import Alternate
@@ -36,7 +36,6 @@ from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.mechanisms.voted_filling import VotedFilling
 from fedlgm.mechanisms.water_filling import WaterFilling
 from fedlgm.privacy.guarantee import Unit
-from fedlgm.registration import enter, registers
 
 _PAPERS = {
     "full-dp": "fedlgm.papers.ladp.full_dp:FullDP",

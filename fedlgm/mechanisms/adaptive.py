@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm import clipping
-from fedlgm.allocation import spread
 from fedlgm.errors import ConfigError, check_fraction
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.allocation import spread
 from fedlgm.mechanisms.base import Bounded
-from fedlgm.plan import ReleasePlan
+from fedlgm.planning import clipping
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.transcript import Transcript
 
 _PROVEN = "every contribution is bounded, then noised; the noise's split over the layers follows released models alone"
 
@@ -41,7 +41,7 @@ class AdaptiveAllocation(Bounded):
     costs accuracy. Noise enlarges weights without a runaway effect: if the layers held only noise, the target would be
     the present split.
 
-    Neighbouring relation, unit and trust are the run's, as for every rule of `fedlgm.allocation`.
+    Neighbouring relation, unit and trust are the run's, as for every rule of `fedlgm.mechanisms.allocation`.
 
     Attributes:
         bound: l2 bound S > 0 of one client's update.

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm.allocation import shares
 from fedlgm.errors import ConfigError
-from fedlgm.facts import RunFacts
-from fedlgm.layers import Layer, LayerTable, factor_of
+from fedlgm.mechanisms.allocation import shares
 from fedlgm.mechanisms.base import Bounded, released_scales
-from fedlgm.plan import ReleasePlan
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import Layer, LayerTable, factor_of
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.transcript import Transcript
 
 _PROVEN = "the order of releases is public; every contribution is bounded, then noised or not sent"
 
@@ -31,7 +31,7 @@ class Alternate(Bounded):
 
     Attributes:
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
-        rule: allocation rule of the noise, see `fedlgm.allocation.names`.
+        rule: allocation rule of the noise, see `fedlgm.mechanisms.allocation.names`.
 
     Raises:
         ConfigError: the rule is unknown; in `plan`, a layer mixes both factors.
@@ -39,7 +39,7 @@ class Alternate(Bounded):
     Example:
         >>> from torch import nn
         >>> from fedlgm import Sampling
-        >>> from fedlgm.models.adapters import LowRank
+        >>> from fedlgm.training.models.adapters import LowRank
         >>> layers = LayerTable.from_module(LowRank(nn.Linear(6, 4), rank=2), "factor")
         >>> plan = Alternate("alternate").plan(layers, RunFacts(1.0, Sampling("poisson", 100, 0.1)), Transcript(0, ()))
         >>> plan.released.tolist(), plan.sigma.tolist(), plan.freezes

@@ -13,15 +13,15 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from fedlgm.allocation import shares, spread
-from fedlgm.clipping import Scaling, eq_clip
 from fedlgm.errors import ConfigError, check_positive
-from fedlgm.extension import users_code
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan
+from fedlgm.extension.loader import users_code
+from fedlgm.mechanisms.allocation import shares, spread
+from fedlgm.planning.clipping import Scaling, eq_clip
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Unit
-from fedlgm.transcript import Transcript
 
 Variant = Literal["sound", "published"]
 
@@ -265,11 +265,11 @@ def require_mechanism(found: Any) -> Mechanism:
 
 def rule_hint(found: object) -> str:
     """The end of a message about something that is no mechanism: where to register it, if it may be a rule."""
-    return "; fedlgm.allocation.register gives an allocation rule a name" if inspect.isfunction(found) else ""
+    return "; fedlgm.mechanisms.allocation.register gives an allocation rule a name" if inspect.isfunction(found) else ""
 
 
 def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
-    """`fedlgm.extension.users_code` for a mechanism; an error in a bundled one is a defect with a traceback.
+    """`fedlgm.extension.loader.users_code` for a mechanism; an error in a bundled one is a defect with a traceback.
 
     Args:
         kind: the mechanism's class.
@@ -318,7 +318,7 @@ def released_scales(
     """Bounds and noise of a release of n layers, float64 [K] each; each released layer has bound S / sqrt(n).
 
     Args:
-        rule: allocation rule of the noise, see `fedlgm.allocation.names`.
+        rule: allocation rule of the noise, see `fedlgm.mechanisms.allocation.names`.
         bound: l2 bound S of all layers together.
         layers: the model's layers.
         released: released layers, bool [K].

@@ -16,17 +16,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedlgm.allocation import names as allocations
-from fedlgm.clipping import Scaling
 from fedlgm.errors import ConfigError, check_known
-from fedlgm.example_level.scaling import LEAST_STABILISER, PSAC, AutoS, FlatClip, PerLayerClip
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.allocation import names as allocations
 from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip, published
-from fedlgm.plan import ReleasePlan
+from fedlgm.planning.clipping import Scaling
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.transcript import Transcript
+from fedlgm.training.example_level.scaling import LEAST_STABILISER, PSAC, AutoS, FlatClip, PerLayerClip
 
 _PROVEN = "every example's gradient is bounded before noise of a public scale is added to the sum of a Poisson batch"
 _EXACT = "in exact arithmetic (a batch's gradients are computed and, unless sums are exact, added up in float32)"
@@ -71,7 +71,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
     """Clipped per-example gradients with Gaussian noise on their sum.
 
     Example:
-        >>> from fedlgm.facts import Sampling
+        >>> from fedlgm.planning.facts import Sampling
         >>> facts = RunFacts(1.0, Sampling("poisson", 1000, 0.05), rounds=100)
         >>> layers = LayerTable.from_sizes({"a": 30, "b": 10})
         >>> mechanism = DPSGD("dp-sgd", style="per-layer", allocation="snr-consistent")
@@ -82,7 +82,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
     Attributes:
         bound: l2 bound C of one example's contribution.
         style: "flat" (the whole gradient is clipped) or "per-layer" (every layer to its own bound).
-        allocation: for "per-layer", the rule that spreads the noise over the layers (see `fedlgm.allocation`).
+        allocation: for "per-layer", the rule that spreads the noise over the layers (see `fedlgm.mechanisms.allocation`).
         clip: for "per-layer", the rule that spreads C over the layers. This and the following options are those of
             `LayerwiseGaussian`, with examples instead of clients.
     """

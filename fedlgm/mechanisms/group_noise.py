@@ -32,15 +32,15 @@ from fedlgm.errors import (
     check_positive,
     check_rate,
 )
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
 from fedlgm.mechanisms.base import Bounded, one_per_layer
 from fedlgm.mechanisms.profiles import Profile
-from fedlgm.noise import Family
-from fedlgm.plan import ReleasePlan
+from fedlgm.noise.draws import Family
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee, Relation
-from fedlgm.transcript import Transcript
 
 _ORDER: dict[Family, int] = {"gaussian": 2, "laplace": 1}
 _LARGEST_LOSS = 50.0  # per release; beyond it the accountant's grids outgrow any use

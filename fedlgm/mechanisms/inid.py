@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlgm.errors import ConfigError, check_below_one, check_known, check_positive
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 from fedlgm.mechanisms.profiles import Array, Profile, as_profile
-from fedlgm.noise import Family
+from fedlgm.noise.draws import Family
 from fedlgm.privacy.gaussian import gaussian_mu
 
 ProfileLike = Profile | npt.ArrayLike

@@ -14,16 +14,16 @@ from typing import Literal
 
 import numpy as np
 
-from fedlgm import clipping
 from fedlgm.errors import ConfigError, check_below_one, check_positive
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Bounded
 from fedlgm.mechanisms.ladp_frame import theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import kl_score, layer_changes, layer_divergences
-from fedlgm.plan import ReleasePlan
+from fedlgm.planning import clipping
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.transcript import Transcript
 
 __all__ = ["LaDP", "kl_score", "layer_changes", "layer_divergences", "theorem3_constant", "theorem3_delta"]
 

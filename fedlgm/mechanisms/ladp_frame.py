@@ -10,7 +10,7 @@ import math
 from typing import Literal
 
 from fedlgm.errors import ConfigError, PrivacyError, check_positive, check_share
-from fedlgm.facts import LocalTraining, RunFacts
+from fedlgm.planning.facts import LocalTraining, RunFacts
 from fedlgm.privacy.gaussian import gaussian_delta
 
 Constant = Literal["theorem3", "classical"]

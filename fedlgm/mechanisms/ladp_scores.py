@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError
-from fedlgm.layers import LayerTable
+from fedlgm.planning.layers import LayerTable
 
 _CHUNK = 1 << 16  # float64 pieces that stay in the cache
 _SERIES = 0.05  # below this |x| the series of e^-x - 1 + x is exact to double precision

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm.allocation import shares
 from fedlgm.errors import ConfigError, check_share
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable, factor_of
+from fedlgm.mechanisms.allocation import shares
 from fedlgm.mechanisms.base import Bounded, released_scales
-from fedlgm.plan import ReleasePlan
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable, factor_of
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.queries import LayerVote, beside_layers
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.queries import LayerVote, beside_layers
-from fedlgm.transcript import Transcript
 
 _PROVEN = "layers are chosen by a noisy vote, a part of the first release; every contribution is bounded, then noised"
 
@@ -27,7 +27,7 @@ _PROVEN = "layers are chosen by a noisy vote, a part of the first release; every
 class VotedLayers(Bounded):
     """The first round releases all layers and a noisy vote; later rounds train and release only the winners.
 
-    A client votes for a quarter of the layers, those in which its update is longest (`fedlgm.queries.LayerVote`). The
+    A client votes for a quarter of the layers, those in which its update is longest (`fedlgm.planning.queries.LayerVote`). The
     vote costs `share` of the first round's budget, and every round costs one release of the run's multiplier. If the
     model has adapters, only they compete, and other layers, such as a new head, are released in every round. If the
     first round is void, the next one has the vote.
@@ -36,7 +36,7 @@ class VotedLayers(Bounded):
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
         winners: number of layers that win, at least 1.
         share: share of the first round's budget for the vote, in (0, 1).
-        rule: allocation rule of the noise, see `fedlgm.allocation.names`.
+        rule: allocation rule of the noise, see `fedlgm.mechanisms.allocation.names`.
 
     Raises:
         ConfigError: an option is outside its range or the rule is unknown; in `plan`, there are fewer candidates than

@@ -13,11 +13,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedlgm import clipping, privacy
-from fedlgm.allocation import shares, spread
+from fedlgm import privacy
 from fedlgm.errors import ConfigError, check_fraction, check_positive, check_share
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.allocation import shares, spread
 from fedlgm.mechanisms.base import (
     Bounded,
     Mechanism,
@@ -26,10 +24,13 @@ from fedlgm.mechanisms.base import (
     check_figures,
     one_per_layer,
 )
-from fedlgm.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.planning import clipping
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.planning.queries import AuxiliaryQuery, BelowBound, BelowShare, NoisyQuery, beside_layers
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Claim, Guarantee
-from fedlgm.queries import AuxiliaryQuery, BelowBound, BelowShare, NoisyQuery, beside_layers
-from fedlgm.transcript import Transcript
 
 _PROVEN = "every contribution is bounded before noise of a public scale is added to the sum of all layers"
 _MEDCLIP = (

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.scaling import Reweighted, check_bounds
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
+from fedlgm.training.example_level.scaling import Reweighted, check_bounds
 
 __all__ = ["aggregate", "bias_minimising_weights", "published_weights", "risk_weights"]
 

@@ -13,14 +13,14 @@ import numpy as np
 from torch import nn
 
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.extension import is_bundled, named_arguments
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.layers import LayerTable
+from fedlgm.extension.loader import is_bundled, named_arguments
 from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
-from fedlgm.noise import check_scale
-from fedlgm.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.noise.draws import check_scale
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.reuse import require_rounds
-from fedlgm.transcript import Transcript
 
 if TYPE_CHECKING:
     from fedlgm.privacy.ledger import Ledger

@@ -22,12 +22,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from fedlgm import clipping
-from fedlgm.clipping import Scaling
 from fedlgm.errors import ConfigError, check_fraction, check_known, check_share
-from fedlgm.example_level.scaling import FlatClip, Reweighted
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import (
     Bounded,
     BoundsExamples,
@@ -46,9 +41,14 @@ from fedlgm.mechanisms.lm_dp_sgd import (
     published_weights,
     risk_weights,
 )
-from fedlgm.plan import ReleasePlan
-from fedlgm.queries import LayerStrength, NoisyQuery, beside_layers
-from fedlgm.transcript import Transcript
+from fedlgm.planning import clipping
+from fedlgm.planning.clipping import Scaling
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.queries import LayerStrength, NoisyQuery, beside_layers
+from fedlgm.planning.transcript import Transcript
+from fedlgm.training.example_level.scaling import FlatClip, Reweighted
 
 _PROVEN = (
     "every example's layers are scaled to shares of its clipped length that do not depend on the batch, before noise "

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fedlgm.errors import ConfigError, check_share
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
-from fedlgm.plan import ReleasePlan
-from fedlgm.queries import CutVote, beside_layers
-from fedlgm.transcript import Transcript
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.queries import CutVote, beside_layers
+from fedlgm.planning.transcript import Transcript
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class VotedFilling(FlatGaussian):
     """Flat bound S and equal noise. A noisy vote of the first round decides how clients cut updates above S.
 
     Each client of the first round cuts its update in both ways and votes for the cut that lowers the loss on its own
-    data more (`fedlgm.queries.CutVote`). If more than half of the released vote is for `fedlgm.water_filling`, all
+    data more (`fedlgm.planning.queries.CutVote`). If more than half of the released vote is for `fedlgm.mechanisms.filling`, all
     later rounds are those of `water-filling`, else those of `gaussian`. Both have the same noise and charge, and the
     choice depends only on a released value. The first round is that of `gaussian`, with slightly more noise: the vote
     takes `share` of its budget. If the first round is void, the next one has the vote.

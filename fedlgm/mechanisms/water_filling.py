@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
-from fedlgm.plan import ReleasePlan
-from fedlgm.transcript import Transcript
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 
 
 @dataclass(frozen=True)
 class WaterFilling(FlatGaussian):
     """Flat bound S and equal noise, where an update above S loses the energy of its largest layers first.
 
-    Each client cuts the layers above a level c with sum_j min(||g_j||, c)^2 = S^2, see `fedlgm.water_filling`. The sum
+    Each client cuts the layers above a level c with sum_j min(||g_j||, c)^2 = S^2, see `fedlgm.mechanisms.filling`. The sum
     then bounds the whole update by S, as for `gaussian`: noise and charge are the same. Layers that all move far are
     treated as by `uniform`, and an update within S is not changed.
 

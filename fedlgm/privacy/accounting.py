@@ -19,7 +19,7 @@ from pathlib import Path
 import scipy.optimize
 from dp_accounting import dp_event
 
-from fedlgm import remembered
+from fedlgm import cache as remembered
 from fedlgm.errors import (
     ConfigError,
     PrivacyError,
@@ -30,7 +30,7 @@ from fedlgm.errors import (
     check_rate,
     check_share,
 )
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, SEARCHES, RenyiAccountant, new_accountant, quiet
 from fedlgm.privacy.events import decode, encode, gaussian_event, is_private, pure_epsilon, unfolded
 from fedlgm.privacy.gaussian import gaussian_epsilon

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedlgm.facts import RunFacts
-from fedlgm.noise import Family
+from fedlgm.noise.draws import Family
+from fedlgm.planning.facts import RunFacts
 from fedlgm.privacy.guarantee import Guarantee
 
 _SAMPLED_REPLACE_ONE = (
@@ -24,7 +24,7 @@ def in_a_run(guarantee: Guarantee, facts: RunFacts, family: Family) -> Guarantee
         family: the noise's family.
 
     Example:
-        >>> from fedlgm.facts import Sampling
+        >>> from fedlgm.planning.facts import Sampling
         >>> facts = RunFacts(1.0, Sampling("poisson", 100, 0.1))
         >>> in_a_run(Guarantee("proven", "bounded, then noised"), facts, "gaussian").reason
         'bounded, then noised; who takes part in a round stays secret'

@@ -11,10 +11,10 @@ import math
 import numpy as np
 from dp_accounting.rdp import compute_epsilon
 
-from fedlgm import integer_noise
 from fedlgm.errors import check_count, check_positive, check_share
-from fedlgm.extension import named_arguments
-from fedlgm.integer_noise import gaussian
+from fedlgm.extension.loader import named_arguments
+from fedlgm.noise import integer_noise
+from fedlgm.noise.integer_noise import gaussian
 from fedlgm.privacy.accountants import quiet
 from fedlgm.privacy.plain import plain_numbers
 
@@ -62,7 +62,7 @@ def distributed_epsilon(
     at most d2 min(sqrt(d), d2).
 
     Args:
-        noise: law, "discrete-gaussian" or "skellam" (`fedlgm.integer_noise.LAWS`).
+        noise: law, "discrete-gaussian" or "skellam" (`fedlgm.noise.integer_noise.LAWS`).
         deviation: noise of each honest party (discrete Gaussian), or of the sum of all honest parties (Skellam).
         parties: honest parties whose noise is in the sum.
         sensitivity: l2 distance by which a neighbour moves the integer sum: the bound in grid units (zero-out or

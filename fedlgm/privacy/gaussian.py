@@ -14,7 +14,7 @@ from collections.abc import Callable
 import scipy
 
 from fedlgm.errors import ConfigError, check_positive, check_share
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 from fedlgm.privacy.plain import plain_numbers
 
 _RTOL = 1e-14

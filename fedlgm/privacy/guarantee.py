@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from fedlgm.errors import ConfigError, PrivacyError, check_known
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 
 Status = Literal["proven", "conditional", "none"]
 """Statuses from the strongest to the weakest."""

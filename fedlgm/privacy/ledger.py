@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 from fedlgm.files import path_of, transaction
 from fedlgm.privacy.chain import digest
 from fedlgm.privacy.charge import Charge, Draft, Head

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event

@@ -10,7 +10,7 @@ import numpy as np
 from dp_accounting import dp_event
 
 from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate, check_share
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import gaussian_event, repeated
 from fedlgm.privacy.plain import plain_numbers

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedlgm import correlation
-from fedlgm.allocation import floor_digits
-from fedlgm.correlation import Correlation
 from fedlgm.errors import PrivacyError
+from fedlgm.mechanisms.allocation import floor_digits
+from fedlgm.noise import correlation
+from fedlgm.noise.correlation import Correlation
 from fedlgm.privacy import accounting
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
@@ -36,7 +36,7 @@ from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 if TYPE_CHECKING:
     from dp_accounting import dp_event
 
-    from fedlgm.facts import RunFacts, Sampling
+    from fedlgm.planning.facts import RunFacts, Sampling
 
 _MARGIN = 1e-7  # relative, on the calibrated multiplier: covers that rounding in plans and in events
 
@@ -47,7 +47,7 @@ class WholeRun:
 
     Example:
         >>> from fedlgm import correlation
-        >>> from fedlgm.facts import Sampling
+        >>> from fedlgm.planning.facts import Sampling
         >>> run = WholeRun(correlation.get("banded", 16, bands=4), Sampling("cyclic", 400, 0.25, 4), "add-remove")
         >>> round(run.sensitivity, 6)
         2.0
@@ -69,7 +69,7 @@ class WholeRun:
     relation: Relation
 
     def __post_init__(self) -> None:
-        from fedlgm.facts import RunFacts
+        from fedlgm.planning.facts import RunFacts
 
         RunFacts(0.0, self.sampling, self.relation, rounds=self.noise.rounds, noise=self.noise)
 
@@ -171,7 +171,7 @@ def whole_run(facts: RunFacts) -> WholeRun:
     """The run of `facts` as one mechanism; see `RunFacts.run`.
 
     Example:
-        >>> from fedlgm.facts import RunFacts, Sampling
+        >>> from fedlgm.planning.facts import RunFacts, Sampling
         >>> run = whole_run(RunFacts(1.0, Sampling("cyclic", 400, 0.25, 4), rounds=16))
         >>> run.participations, round(run.sensitivity, 6)  # independent noise: sqrt(4)
         (4, 2.0)

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlgm.contributions import Updates
-from fedlgm.devices import seeded
+from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import ConfigError
-from fedlgm.layers import LayerTable
-from fedlgm.models.copies import copied
-from fedlgm.separation import Watched, one_client
-from fedlgm.tasks import Task
+from fedlgm.extension.separation import Watched, one_client
+from fedlgm.planning.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining, Trainer
+from fedlgm.training.devices import seeded
+from fedlgm.training.models.copies import copied
+from fedlgm.training.tasks import Task
 
 
 class ClientsApart:

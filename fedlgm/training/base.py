@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedlgm.contributions import Updates
-from fedlgm.facts import LocalTraining
-from fedlgm.inputs import Inputs
+from fedlgm.aggregation.contributions import Updates
+from fedlgm.planning.facts import LocalTraining
+from fedlgm.training.inputs import Inputs
 
 __all__ = ["ClientTask", "LocalTraining", "Trainer"]
 

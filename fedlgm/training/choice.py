@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from fedlgm.contributions import unbounded
+from fedlgm.aggregation.contributions import unbounded
 from fedlgm.errors import ConfigError
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 from fedlgm.training.base import ClientTask, Trainer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlgm import inputs
+from fedlgm.training import inputs
 from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.sequential import SequentialTrainer
 from fedlgm.training.vectorized import VectorizedTrainer

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fedlgm import extension
 from fedlgm.errors import ConfigError
-from fedlgm.extension import misfit, named, parameters_of, shown_name, users_code
-from fedlgm.registration import enter, registers
-from fedlgm.separation import package_of_code
+from fedlgm.extension import loader as extension
+from fedlgm.extension.loader import misfit, named, parameters_of, shown_name, users_code
+from fedlgm.extension.registration import enter, registers
+from fedlgm.extension.separation import package_of_code
 from fedlgm.training.apart import ClientsApart
 from fedlgm.training.base import Trainer
 from fedlgm.training.fedprox import FedProx, VectorizedFedProx

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlgm.inputs import Inputs
-from fedlgm.layers import LayerTable
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training.inputs import Inputs
 from fedlgm.training.sequential import Autograd, SequentialTrainer
 
 

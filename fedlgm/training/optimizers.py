@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from fedlgm.facts import LocalTraining
+from fedlgm.planning.facts import LocalTraining
 
 
 class FlatOptimizer:

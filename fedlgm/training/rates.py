@@ -9,7 +9,7 @@ from numbers import Real
 import numpy as np
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension import named_function, users_code
+from fedlgm.extension.loader import named_function, users_code
 
 Schedule = Callable[[int, int], float]
 """(number from 1, count) of rounds or local steps -> factor of the learning rate."""

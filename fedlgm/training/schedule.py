@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from fedlgm import inputs
-from fedlgm.inputs import Inputs
+from fedlgm.training import inputs
 from fedlgm.training.base import ClientTask
+from fedlgm.training.inputs import Inputs
 
 
 class Schedule:

@@ -8,19 +8,19 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from fedlgm import inputs
-from fedlgm.devices import exact_arithmetic, keep_freed_memory, seeded
-from fedlgm.extension import named_arguments
-from fedlgm.inputs import Inputs
-from fedlgm.layers import LayerTable
-from fedlgm.layout import pools_maxima, prefer_channels_last_
-from fedlgm.models.built import Built
-from fedlgm.models.requirements import Unchanged, require_stateless
-from fedlgm.separation import Restored, fresh, keeps_nothing
-from fedlgm.tasks import Classification, Task
+from fedlgm.extension.loader import named_arguments
+from fedlgm.extension.separation import Restored, fresh, keeps_nothing
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.layout import pools_maxima, prefer_channels_last_
+from fedlgm.training import inputs
 from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.devices import exact_arithmetic, keep_freed_memory, seeded
+from fedlgm.training.inputs import Inputs
+from fedlgm.training.models.built import Built
+from fedlgm.training.models.requirements import Unchanged, require_stateless
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.stack import Stack
+from fedlgm.training.tasks import Classification, Task
 
 
 @named_arguments

@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedlgm.aggregation.kernels import empty_block
-from fedlgm.devices import exact_arithmetic, keep_freed_memory
 from fedlgm.errors import ConfigError, MemoryWarning, Notice, out_of_memory
-from fedlgm.extension import named_arguments
-from fedlgm.inputs import Inputs, parts
-from fedlgm.layers import LayerTable
-from fedlgm.models.built import Built, refuse_gradient_hooks
-from fedlgm.models.requirements import Unchanged, require_stateless
-from fedlgm.separation import Restored, fresh
-from fedlgm.tasks import Classification, Task
+from fedlgm.extension.loader import named_arguments
+from fedlgm.extension.separation import Restored, fresh
+from fedlgm.planning.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.devices import exact_arithmetic, keep_freed_memory
+from fedlgm.training.inputs import Inputs, parts
+from fedlgm.training.models.built import Built, refuse_gradient_hooks
+from fedlgm.training.models.requirements import Unchanged, require_stateless
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.recorded import Recorded
 from fedlgm.training.schedule import Schedule
 from fedlgm.training.sequential import restore
+from fedlgm.training.tasks import Classification, Task
 
 Gradients = Callable[[dict[str, Tensor], Inputs, Tensor, Tensor], dict[str, Tensor]]
 

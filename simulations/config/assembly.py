@@ -13,27 +13,27 @@ from torch import Tensor, nn
 
 from clients import Consent, LayerwiseClient, PartitionedSource
 from clients.serving import Serving
-from fedlgm import data, devices, inputs, models, tasks
+from fedlgm import data
 from fedlgm.data import DataSet, Partition
 from fedlgm.data.spent import Spent, division_name
-from fedlgm.devices import Numerics
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.extension import is_reference, passed
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
+from fedlgm.extension.loader import is_reference, passed
+from fedlgm.extension.separation import fresh
+from fedlgm.extension.trial import Examples
 from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
-from fedlgm.noise import NoiseBackend
-from fedlgm.plan import ReleasePlan
-from fedlgm.separation import fresh
-from fedlgm.tasks import Task
-from fedlgm.tasks.own_figures import own_figures
-from fedlgm.training import Trainer, kinds
+from fedlgm.noise.draws import NoiseBackend
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
+from fedlgm.training import Trainer, devices, inputs, kinds, models, tasks
+from fedlgm.training.devices import Numerics
 from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.rates import factors
-from fedlgm.transcript import Transcript
-from fedlgm.trial import Examples
+from fedlgm.training.tasks import Task
+from fedlgm.training.tasks.own_figures import own_figures
 from simulations.config import trials
 from simulations.config.facts import facts_of
 from simulations.config.fixed_noise import require_noise

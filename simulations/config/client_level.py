@@ -11,17 +11,17 @@ from torch import Tensor
 
 from clients import ClientSource, LocalWork
 from clients.cut_vote import CutVotes, VotingWork
-from fedlgm import run_rules
-from fedlgm.contributions import unbounded
+from fedlgm.aggregation.contributions import unbounded
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.facts import LocalSteps, Sampling
-from fedlgm.inputs import Inputs
-from fedlgm.keys import KeyRing, Purpose
+from fedlgm.extension.separation import shared_state
+from fedlgm.extension.trial import Examples, try_clients
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning import run_rules
+from fedlgm.planning.facts import LocalSteps, Sampling
 from fedlgm.privacy.guarantee import Relation
-from fedlgm.separation import shared_state
-from fedlgm.tasks import Task
 from fedlgm.training import ClientTask
-from fedlgm.trial import Examples, try_clients
+from fedlgm.training.inputs import Inputs
+from fedlgm.training.tasks import Task
 from simulations.config.unit import UnitKind
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _options(noise: str) -> tuple[str, ...]:
     """Options of a kind of correlated noise."""
     if noise in ("independent", "given"):
         return ()
-    from fedlgm.correlation import options_of  # SciPy's optimisers
+    from fedlgm.noise.correlation import options_of  # SciPy's optimisers
 
     with prefix_key("privacy.noise"):
         return options_of(noise)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-from fedlgm import devices
-from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError, DataError
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.training import ClientTask, fastest
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.training import ClientTask, devices, fastest
+from fedlgm.training.devices import torch_threads
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 

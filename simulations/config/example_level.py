@@ -14,18 +14,18 @@ from clients import ClientSource, ExampleWork, LocalWork
 from fedlgm import privacy
 from fedlgm.data import Partition
 from fedlgm.errors import ConfigError, PrivacyError, prefix_key
-from fedlgm.example_level.native import NativeExampleGradients
-from fedlgm.example_level.scaling import FlatClip
-from fedlgm.example_level.trainer import ExampleTrainer
-from fedlgm.example_level.trial import try_examples
-from fedlgm.extension import is_reference
-from fedlgm.facts import LocalSteps, RunFacts, Sampling
-from fedlgm.inputs import Inputs
+from fedlgm.extension.loader import is_reference
+from fedlgm.extension.separation import fresh
 from fedlgm.mechanisms import Mechanism
+from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Relation, Unit
-from fedlgm.separation import fresh
-from fedlgm.tasks import Task
+from fedlgm.training.example_level.native import NativeExampleGradients
+from fedlgm.training.example_level.scaling import FlatClip
+from fedlgm.training.example_level.trainer import ExampleTrainer
+from fedlgm.training.example_level.trial import try_examples
+from fedlgm.training.inputs import Inputs
 from fedlgm.training.native import Program
+from fedlgm.training.tasks import Task
 from simulations.config.unit import UnitKind
 from strategies.server_optimizer import ResumableStep, ServerOptimizer, server_step
 

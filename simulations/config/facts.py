@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedlgm.facts import RunFacts
+from fedlgm.planning.facts import RunFacts
 
 if TYPE_CHECKING:
     from simulations.config.recipe import Recipe

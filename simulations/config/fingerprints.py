@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedlgm.extension import package_of
+from fedlgm.extension.loader import package_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _KNOWN = {"abc", "builtins", "clients", "fedlgm", "flwr", "simulations", "strategies", "torch", "typing"}

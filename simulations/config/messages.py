@@ -9,9 +9,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fedlgm import data, mechanisms, models, tasks
+from fedlgm import data, mechanisms
 from fedlgm.errors import FOREIGN, ConfigError, explained, prefix_key
-from fedlgm.training import kinds
+from fedlgm.training import kinds, models, tasks
 from simulations.config.named_sections import Data, MechanismSection, Model, TaskSection, TrainerSection
 
 SECTIONS: dict[str, type[BaseModel]] = {

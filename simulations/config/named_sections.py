@@ -6,14 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from fedlgm import data, mechanisms, tasks
+from fedlgm import data, mechanisms
 from fedlgm.errors import ConfigError
-from fedlgm.extension import passed
+from fedlgm.extension.loader import passed
 from fedlgm.files import path_of
 from fedlgm.mechanisms import Mechanism
-from fedlgm.tasks import Task
-from fedlgm.training import kinds
+from fedlgm.training import kinds, tasks
 from fedlgm.training.kinds import TrainerKind
+from fedlgm.training.tasks import Task
 from simulations.config.sections import Count, Seed
 
 
@@ -98,7 +98,7 @@ class Model(_OpenSection):
     """[model]: name; further keys are options of the model. `seed` initialises it; default: the run's seed (or 0).
 
     `weights` is a safetensors file that replaces the initial weights, for example that of a public base model below
-    adapters. Provenance holds the file's SHA-256. `adapters` are options of `fedlgm.models.adapters.adapt`.
+    adapters. Provenance holds the file's SHA-256. `adapters` are options of `fedlgm.training.models.adapters.adapt`.
 
     Example:
         >>> Model(name="mlp", hidden=[64]).options

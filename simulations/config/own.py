@@ -14,13 +14,13 @@ from fedlgm import data as data_sets
 from fedlgm import mechanisms
 from fedlgm.data import DataSet, Partition
 from fedlgm.errors import ConfigError
-from fedlgm.extension import object_name
-from fedlgm.layers import LayerTable
+from fedlgm.extension.loader import object_name
+from fedlgm.extension.registration import registered, repeat
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.base import require_mechanism
-from fedlgm.registration import registered, repeat
-from fedlgm.tasks.own_figures import Evaluate
-from fedlgm.tasks.set_metrics import Metric, checked
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training.tasks.own_figures import Evaluate
+from fedlgm.training.tasks.set_metrics import Metric, checked
 from simulations.config.fingerprints import array_digest, fixed_digest, module_digest, object_digest
 from simulations.config.named_sections import READING
 

@@ -12,12 +12,12 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, alternatives, check_positive, prefix_key
-from fedlgm.extension import is_object, named_arguments
-from fedlgm.facts import Sampling
+from fedlgm.extension.loader import is_object, named_arguments
 from fedlgm.files import path_of
-from fedlgm.noised_by import NoisedBy
-from fedlgm.noised_by import get as noised_by
-from fedlgm.noised_in_shares import Shares
+from fedlgm.planning.distributed_trust import Shares
+from fedlgm.planning.facts import Sampling
+from fedlgm.planning.trust import NoisedBy
+from fedlgm.planning.trust import get as noised_by
 from fedlgm.privacy.guarantee import Relation, Unit
 from simulations.config import extends, fixed_noise, messages, public_seed
 from simulations.config.client_level import ClientLevel
@@ -39,7 +39,7 @@ from simulations.config.unit import UnitKind
 from simulations.config.user_level import UserLevel
 
 if TYPE_CHECKING:
-    from fedlgm.correlation import Correlation, Workload
+    from fedlgm.noise.correlation import Correlation, Workload
 
 UNITS: dict[Unit, UnitKind] = {"client": ClientLevel(), "example": ExampleLevel(), "user": UserLevel()}
 BUNDLED = Path(__file__).parents[1] / "recipes"
@@ -180,7 +180,7 @@ class Recipe(Section):
         privacy, rounds = self.privacy, self.federation.rounds
         if privacy.noise == "independent":
             return None
-        from fedlgm import correlation  # SciPy's optimisers
+        from fedlgm.noise import correlation  # SciPy's optimisers
 
         if privacy.noise == "given":
             with prefix_key("privacy.correlation"):
@@ -200,7 +200,7 @@ class Recipe(Section):
 
         Plain averaging also replaces optimizers that are not linear, and users' own. No privacy figure depends on it.
         """
-        from fedlgm.correlation import Workload
+        from fedlgm.noise.correlation import Workload
 
         federation = self.federation
         return Workload(federation.server_momentum if federation.server_optimizer == "momentum" else 0.0)

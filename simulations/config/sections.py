@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fedlgm.devices import NoiseChoice
 from fedlgm.errors import prefix_key
-from fedlgm.extension import is_object, is_reference
-from fedlgm.facts import Scheme
-from fedlgm.noised_in_shares import Shares
+from fedlgm.extension.loader import is_object, is_reference
+from fedlgm.planning.distributed_trust import Shares
+from fedlgm.planning.facts import Scheme
 from fedlgm.privacy.guarantee import Relation, Trust, Unit
 from fedlgm.training import LocalTraining
+from fedlgm.training.devices import NoiseChoice
 from simulations.config.public_seed import PublicSeed
 from strategies.server_optimizer import Name as OptimizerName
 
@@ -58,7 +58,7 @@ class Section(BaseModel):
 
 
 class Federation(Section):
-    """[federation]: participation and the server's step. `fedlgm.facts.Sampling` explains `sampling`.
+    """[federation]: participation and the server's step. `fedlgm.planning.facts.Sampling` explains `sampling`.
 
     `users` is for privacy.unit = "user": the user of each client, numbered from 0, or the number of users, where
     client i belongs to user i mod users. `rate` and `cohort` then count users.
@@ -236,7 +236,7 @@ class Privacy(Section):
     @classmethod
     def _known_noise(cls, value: str) -> str:
         if value not in _NOISE and not is_reference(value):
-            from fedlgm.correlation import names  # SciPy's optimisers
+            from fedlgm.noise.correlation import names  # SciPy's optimisers
 
             known = [*_NOISE, *(name for name in names() if name not in _NOISE)]
             if value not in known:
@@ -281,10 +281,10 @@ class Risk(Section):
     """[risk]: data and settings with which `fedlgm risk` measures the layers' membership risk.
 
     A run does not use this section. `data` names a public set; default: the public half of a set whose private half is
-    [data], or else its test examples. The other keys are those of `fedlgm.example_level.risk.ShadowTraining`.
+    [data], or else its test examples. The other keys are those of `fedlgm_lab.risk.exposure.ShadowTraining`.
 
     Example:
-        >>> from fedlgm.example_level.risk import ShadowTraining
+        >>> from fedlgm_lab.risk.exposure import ShadowTraining
         >>> Risk().epochs == ShadowTraining().epochs
         True
     """
@@ -320,7 +320,7 @@ class Distributed(Section):
 
 
 class Deployment(Section):
-    """[deployment]: waiting times of a round for absent nodes (see `strategies.node.round.Patience`).
+    """[deployment]: waiting times of a round for absent nodes (see `fedlgm_nodes.server.round.Patience`).
 
     Example:
         >>> Deployment(offline_seconds=10.0).give_up_seconds

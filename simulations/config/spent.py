@@ -10,10 +10,10 @@ import numpy as np
 
 from fedlgm.data.spent import Spent
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.facts import RunFacts
 from fedlgm.mechanisms.method import Method
-from fedlgm.plan import ReleasePlan
-from fedlgm.transcript import Transcript
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event

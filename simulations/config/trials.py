@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import nn
 
-from fedlgm import models
 from fedlgm.data import DataSet
 from fedlgm.errors import prefix_key
-from fedlgm.extension import is_bundled, is_reference, load_object, package_of, passed, users_code
-from fedlgm.separation import fresh
-from fedlgm.tasks import Task
-from fedlgm.trial import prepare_rows, require_same_losses, try_preparing
+from fedlgm.extension.loader import is_bundled, is_reference, load_object, package_of, passed, users_code
+from fedlgm.extension.separation import fresh
+from fedlgm.extension.trial import prepare_rows, require_same_losses, try_preparing
+from fedlgm.training import models
+from fedlgm.training.tasks import Task
 
 if TYPE_CHECKING:
     from simulations.config.assembly import Assembly

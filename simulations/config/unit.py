@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from clients import ClientSource, LocalWork
 from fedlgm.data import Partition
-from fedlgm.extension import package_of
-from fedlgm.facts import LocalSteps, RunFacts, Sampling
-from fedlgm.inputs import Inputs
+from fedlgm.extension.loader import package_of
 from fedlgm.mechanisms import Mechanism
+from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Relation, SharedUnit, Unit
-from fedlgm.tasks import Task
+from fedlgm.training.inputs import Inputs
+from fedlgm.training.tasks import Task
 from strategies.server_optimizer import ResumableStep, server_step
 
 if TYPE_CHECKING:

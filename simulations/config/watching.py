@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from fedlgm.extension import load_object
-from fedlgm.keys import KeyRing
-from fedlgm.plan import ReleasePlan
-from fedlgm.release import ReleaseObserver
+from fedlgm.extension.loader import load_object
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import ReleaseObserver
+from fedlgm.planning.plan import ReleasePlan
 
 if TYPE_CHECKING:
     from simulations.config.assembly import Assembly
     from simulations.runs.folder import RunFolder
     from simulations.runs.rows import RunSummary
 
-_CANARIES = "simulations.audits.canaries:RunAudit"  # imported on use: its statistics take a tenth of a start
+_CANARIES = "fedlgm_lab.audits.runs.canaries:RunAudit"  # imported on use: its statistics take a tenth of a start
 
 
 class Watch(Protocol):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension import load_object, misfit, named, shown_name
-from fedlgm.registration import enter, registers
+from fedlgm.extension.loader import load_object, misfit, named, shown_name
+from fedlgm.extension.registration import enter, registers
 from simulations.engines.base import Engine, EngineOptions, GridEngine
 
 __all__ = ["Engine", "EngineOptions", "GridEngine", "get", "names", "register"]

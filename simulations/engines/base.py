@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from fedlgm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedlgm.keys import KeyRing
+    from fedlgm.noise.keys import KeyRing
     from simulations.config.assembly import Assembly
     from simulations.config.recipe import Recipe
     from simulations.runs.folder import RunFolder

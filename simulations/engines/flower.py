@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedlgm.extension.registration import registered
 from fedlgm.files import write_durably
-from fedlgm.registration import registered
 from simulations.config.own import Own
 from simulations.engines.base import Engine, EngineOptions, Serve, require_ray
 from simulations.engines.flower_command import FlwrCommand, completed, config_file, reason

@@ -23,7 +23,7 @@ from clients.mod import node_keys
 from clients.replying import ReplyingApp
 from clients.serving import Serving
 from fedlgm.errors import ConfigError, FedlgmError, Notice
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import settled

@@ -30,7 +30,7 @@ from flwr.app import ArrayRecord, Message
 from clients import AnyClient
 from fedlgm import wire
 from fedlgm.errors import ConfigError, RunError
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
 from simulations.engines.base import EngineOptions, GridEngine, OpenGrid
 from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served, require_memory
 

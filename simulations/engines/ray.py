@@ -21,10 +21,10 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 
 from clients import AnyClient
 from fedlgm import wire
+from fedlgm.cache import version_of
 from fedlgm.data import DataSet, Partition
 from fedlgm.errors import MemoryWarning, Notice, RunError
-from fedlgm.keys import KeyRing
-from fedlgm.remembered import version_of
+from fedlgm.noise.keys import KeyRing
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, DiskError, PrivacyError, RunError
 from fedlgm.files import replacing
-from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan
-from fedlgm.transcript import Transcript
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 
 _KEPT = 2  # the last could be the one that a crash cut short on a failing disk
 

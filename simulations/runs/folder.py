@@ -18,13 +18,13 @@ from torch import Tensor
 
 from fedlgm.errors import ConfigError, LedgerError, RunError
 from fedlgm.files import Under, close_folder, disk_errors, open_private, path_of
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.run_noise import RunNoise
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.charge import Charge, Head
 from fedlgm.privacy.cost import Cost
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.run_noise import RunNoise
-from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.runs import strict_json

@@ -7,7 +7,7 @@ import warnings
 import torch
 
 from fedlgm.errors import Notice, RunError
-from fedlgm.transcript import Transcript
+from fedlgm.planning.transcript import Transcript
 from simulations.config.assembly import Assembly
 from simulations.config.fingerprints import fixed_digest
 from simulations.runs.rows import RunSummary

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedlgm.errors import RunError
 from fedlgm.files import create_durably
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
 
 
 class KeyFile:

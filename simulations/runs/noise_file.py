@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fedlgm.errors import RunError
 from fedlgm.files import sync_folder
-from fedlgm.keys import KeyRing
-from fedlgm.run_noise import NoiseRings
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.run_noise import NoiseRings
 
 
 class NoiseFile(NoiseRings):

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 import torch
 
 from fedlgm.errors import LedgerError
-from fedlgm.extension import is_object, is_reference
-from fedlgm.layers import LayerTable
+from fedlgm.extension.loader import is_object, is_reference
 from fedlgm.mechanisms.method import Method
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.charge import Charge
 from fedlgm.privacy.cost import Cost
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee
-from fedlgm.transcript import Transcript
 from simulations.config.facts import facts_of
 from simulations.config.recipe import Recipe
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fedlgm import models
-from fedlgm.extension import is_reference, source_of
-from fedlgm.remembered import version_of
-from fedlgm.training import instruction_set
+from fedlgm.cache import version_of
+from fedlgm.extension.loader import is_reference, source_of
+from fedlgm.training import instruction_set, models
 from simulations.config.assembly import Assembly
 from simulations.runs.rows import Provenance, Source
 from strategies.nodes import Nodes

@@ -8,13 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from fedlgm import inputs
-from fedlgm.devices import drawing
+from fedlgm.extension.separation import fresh
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.separation import fresh
-from fedlgm.tasks import evaluate
-from fedlgm.tasks.own_figures import own_figures
-from fedlgm.transcript import Transcript
+from fedlgm.training import inputs
+from fedlgm.training.devices import drawing
+from fedlgm.training.tasks import evaluate
+from fedlgm.training.tasks.own_figures import own_figures
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import Figures, OnRound, RoundRow, private_row, released_figures, round_row

@@ -13,8 +13,8 @@ from pydantic import Field
 from typing_extensions import TypedDict  # pydantic checks no other one before Python 3.12
 
 from fedlgm.data.tables import Column
-from fedlgm.plan import ReleasePlan
-from fedlgm.transcript import Transcript
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 from strategies import Failure, RoundRecord
 
 Number = Annotated[int, Field(ge=1, lt=2**53)]
@@ -220,7 +220,7 @@ class PrivateRow(PrivateFigures):
 
 
 class CanaryRow(TypedDict):
-    """A round's observations of the canaries, which `simulations.audits.canaries` packs."""
+    """A round's observations of the canaries, which `fedlgm_lab.audits.runs.canaries` packs."""
 
     round: Number
 

@@ -15,9 +15,9 @@ from flwr.serverapp import Grid
 
 from fedlgm.errors import DivergedError, Notice, RunError
 from fedlgm.files import PRIVATE
+from fedlgm.noise.run_noise import RunNoise
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.run_noise import RunNoise
-from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
 from simulations.config.watching import watch_of
 from simulations.runs import strict_json

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import clipping_bias as bench
 from benchmarks.kept import Kept
-from simulations.studies import files
+from fedlgm_lab.studies import files
 
 
 @pytest.fixture

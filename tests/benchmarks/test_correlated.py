@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks import correlated
-from fedlgm import correlation
+from fedlgm.noise import correlation
 
 
 def shared(name: str, share: float) -> float:

@@ -10,7 +10,8 @@ import torch
 
 from benchmarks import noise_response
 from benchmarks.kept import Kept
-from fedlgm import LayerTable, RunFacts, Sampling, Transcript, correlation, mechanisms
+from fedlgm import LayerTable, RunFacts, Sampling, Transcript, mechanisms
+from fedlgm.noise import correlation
 from simulations.config import recipe as recipes
 from simulations.config.facts import facts_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import adaptive, real_models, recommend
-from simulations.studies.results import Study
+from fedlgm_lab.studies.results import Study
 
 RULES = pytest.mark.parametrize(
     ("rules", "page"), [(real_models.RULES, recommend.PAGE), (real_models.FILLING, adaptive.PAGE)], ids=["all", "one"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.rehearsal import largest
-from simulations.advice.forecast import ERROR
+from fedlgm_lab.recommend.forecast import ERROR
 
 
 def test_the_range_of_forecasts_is_the_largest_kept_error() -> None:

@@ -11,8 +11,8 @@ from scipy import stats
 from benchmarks.profiles import expected_error
 from benchmarks.staircase import Staircase2D
 from fedlgm.errors import ConfigError
-from fedlgm.keys import KeyRing, Purpose
 from fedlgm.mechanisms import inid
+from fedlgm.noise.keys import KeyRing, Purpose
 
 TABLE_TWO = [  # epsilon, gamma, staircase, i.i.d. Laplace, i.n.i.d. Laplace for the profile (0.85, 0.15)
     (0.5, 0.7301, 3.9962, 4, 3.4283),

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import studies
 from fedlgm.errors import ConfigError
-from simulations.studies import files
-from simulations.studies.results import Study
+from fedlgm_lab.studies import files
+from fedlgm_lab.studies.results import Study
 
 
 @pytest.mark.parametrize(("page", "parts"), studies.pages().items())

@@ -13,12 +13,12 @@ from flwr.app import RecordDict
 from clients import Consent
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.layers import LayerTable
-from fedlgm.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling
+from fedlgm.planning.queries import BelowBound
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import gaussian_epsilon
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.queries import BelowBound
-from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 

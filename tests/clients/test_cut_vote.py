@@ -10,24 +10,24 @@ from torch import nn
 import simulations
 from clients import ClientData
 from clients.cut_vote import CutVotes
-from clients.node import data as node_data
-from clients.node.policy import Refusal
-from clients.node.release import Releaser
 from clients.updates import LocalWork
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
+from fedlgm.aggregation.client_release import Asked, client_release
+from fedlgm.aggregation.contributions import AnsweredUpdates
 from fedlgm.aggregation.device_sum import DeviceSum
-from fedlgm.audits.subject import Subject
-from fedlgm.client_release import Asked, client_release
-from fedlgm.contributions import AnsweredUpdates
 from fedlgm.errors import ConfigError
-from fedlgm.facts import LocalTraining, RunFacts, Sampling
-from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan
-from fedlgm.queries import CutVote
-from fedlgm.tasks import Classification
-from fedlgm.testing import check_mechanism
-from fedlgm.transcript import Transcript
+from fedlgm.extension.testing import check_mechanism
+from fedlgm.planning.facts import LocalTraining, RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.queries import CutVote
+from fedlgm.planning.transcript import Transcript
+from fedlgm.training.tasks import Classification
+from fedlgm_lab.audits.subject import Subject
+from fedlgm_nodes.policy import Refusal
+from fedlgm_nodes.service import data as node_data
+from fedlgm_nodes.service.release import Releaser
 from tests.support.nodes import edit, make_node
 
 FACTS = RunFacts(1.5, Sampling("poisson", 100, 0.1))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from clients import PartitionedSource, example_level
-from fedlgm.client_release import Asked, Keys
-from fedlgm.keys import KeyRing
+from fedlgm.aggregation.client_release import Asked, Keys
+from fedlgm.noise.keys import KeyRing
 from simulations.config.assembly import Assembly
 from tests.support.example_level import federated
 

@@ -22,8 +22,8 @@ from clients import PrivateClientApp, PrivateUpdates
 from clients.consent import Consent
 from fedlgm import mechanisms, wire
 from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.layers import LayerTable
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
 
 MODEL = torch.nn.Linear(3, 2)
 LAYERS = LayerTable.from_module(MODEL)

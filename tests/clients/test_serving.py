@@ -13,9 +13,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from clients import AnyClient, ClientData, LayerwiseClient, LocalWork, OneClient
 from fedlgm import mechanisms, wire
 from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
-from fedlgm.facts import LocalTraining, RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.facts import LocalTraining, RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
 from simulations.config.assembly import Assembly
 from simulations.engines import flower_entry
 from simulations.engines.local import LocalGrid

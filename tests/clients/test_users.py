@@ -16,9 +16,9 @@ from clients import ClientData
 from clients.updates import LocalWork
 from clients.users import UserWork
 from fedlgm import Guarantee, LayerTable, LocalTraining, ReleasePlan, RunFacts, Sampling, mechanisms
-from fedlgm.client_release import Asked, client_release
+from fedlgm.aggregation.client_release import Asked, client_release
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
 from fedlgm.training import SequentialTrainer
 from simulations.config import recipe as recipes
 from simulations.config.user_level import UserLevel
@@ -197,7 +197,7 @@ def test_messages_name_a_further_unit(change, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_plan_for_a_further_unit_is_refused_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlgm.facts.SharedUnit", Literal["user", "household"])
+    monkeypatch.setattr("fedlgm.planning.facts.SharedUnit", Literal["user", "household"])
     monkeypatch.setattr("fedlgm.privacy.guarantee.Unit", Literal["client", "example", "user", "household"])
     facts = RunFacts(1.0, Sampling("poisson", 10, 0.5, of="household"))  # type: ignore[arg-type]
     layers, proven = LayerTable.from_sizes({"a": 2}), Guarantee("proven", "an example")

@@ -13,13 +13,13 @@ import typer
 from typer.testing import CliRunner
 
 from fedlgm.errors import DataError
+from fedlgm_lab.studies import files
+from fedlgm_lab.studies.jobs import grid_jobs, jobs
+from fedlgm_lab.studies.study import base_of
 from simulations.cli import app
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
-from simulations.studies import files
-from simulations.studies.jobs import grid_jobs, jobs
-from simulations.studies.study import base_of
 from tests.support.data_files import write_cifar, write_mnist
 
 ROOT = Path(__file__).parents[2]

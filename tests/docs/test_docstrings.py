@@ -10,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("fedlgm", "strategies", "clients", "simulations")
-LONG = {"simulations.api", "simulations.reports.export", "simulations.tuning.tune", "simulations.advice.recommend"}
+LONG = {"simulations.api", "simulations.exports.export", "fedlgm_lab.tune.tune", "fedlgm_lab.recommend.recommend"}
 NO_CHEAP_EXAMPLE = {
-    "fedlgm.attacks.inception.InceptionFeatures": "its weights are not shipped",
+    "fedlgm_lab.attacks.inception.InceptionFeatures": "its weights are not shipped",
     "strategies.layerwise.LayerwiseFedAvg": "a round needs clients on a grid; PrivateFedAvg is the one that users make",
     "strategies.layerwise.RoundRecord": "only a finished round makes one",
 }
@@ -67,7 +67,7 @@ def classes_without_example(source):
 def test_every_public_class_of_the_api_pages_has_an_example():
     modules = documented_modules()
     assert len(modules) > 50
-    assert "fedlgm.plan" in modules
+    assert "fedlgm.planning.plan" in modules
     missing = {f"{module}.{name}" for module in modules for name in classes_without_example(source_of(module))}
     assert missing == NO_CHEAP_EXAMPLE.keys(), "give the class an example, or take it off the list of exceptions"
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from clients.node.policy import Distributed, Policy
+from fedlgm_lab.recommend import sweep
+from fedlgm_nodes.policy import Distributed, Policy
 from simulations import cli
 from simulations.cli import app
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.reports import sweep
 from simulations.runs.folder import RunFolder
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"

@@ -10,9 +10,9 @@ from own_objects import DATA, SMALL
 from torch import nn
 
 import simulations
-from fedlgm import noise
 from fedlgm.aggregation import kernels
-from fedlgm.keys import KeyRing, Purpose
+from fedlgm.noise import draws as noise
+from fedlgm.noise.keys import KeyRing, Purpose
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float64]
 

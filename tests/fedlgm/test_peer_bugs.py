@@ -10,16 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedlgm import models
 from fedlgm.aggregation import bound_update
-from fedlgm.clipping import next_quantile_bounds
 from fedlgm.errors import ConfigError
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan, Sampling
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.clipping import next_quantile_bounds
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan, Sampling
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import calibrate
-from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
-from fedlgm.transcript import Transcript
+from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, models
 
 ALL = Sampling("poisson", 40, 1.0)
 

@@ -15,23 +15,31 @@ from transformer_models import bert, gpt2, lora, run, tokens
 from typer.testing import CliRunner
 
 import simulations
-from fedlgm import Sampling, mechanisms, models
+from fedlgm import Sampling, mechanisms
 from fedlgm.errors import ConfigError, Notice, RunError
-from fedlgm.example_level import clipped_sum
-from fedlgm.example_level.engine import ExampleGradients
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable, factor_of
-from fedlgm.models.adapters import LowRank, adapt, freeze_first_factors
-from fedlgm.models.requirements import Unchanged
-from fedlgm.plan import ReleasePlan
-from fedlgm.training import ClientTask, FedProx, LocalTraining, NativeTrainer, SequentialTrainer, VectorizedTrainer
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable, factor_of
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
+from fedlgm.training import (
+    ClientTask,
+    FedProx,
+    LocalTraining,
+    NativeTrainer,
+    SequentialTrainer,
+    VectorizedTrainer,
+    models,
+)
+from fedlgm.training.example_level import clipped_sum
+from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.fedsgd import FedSGD
+from fedlgm.training.models.adapters import LowRank, adapt, freeze_first_factors
+from fedlgm.training.models.requirements import Unchanged
 from fedlgm.training.native import reason
-from fedlgm.transcript import Transcript
+from fedlgm_nodes.deploy.server_entry import deployed, work_of
 from simulations.cli import app
 from simulations.config import recipe as recipes
 from simulations.config.fingerprints import fixed_digest
-from simulations.deploy.server_entry import deployed, work_of
 from simulations.runs.folder import RunFolder
 
 CHANGES = {

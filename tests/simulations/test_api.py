@@ -12,10 +12,10 @@ import torch
 
 import simulations
 from fedlgm import mechanisms
-from fedlgm.audits import Audit
 from fedlgm.errors import RunError
+from fedlgm_lab.audits import Audit
+from fedlgm_lab.audits.runs.targets import audit_run
 from simulations.arguments import recipe_of
-from simulations.audits.targets import audit_run
 from simulations.config import recipe as recipes
 from simulations.config.own import own_of
 from simulations.runs.folder import RunFolder

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import simulations
-from fedlgm import Task, tasks
+from fedlgm import Task
 from fedlgm.errors import ConfigError, DataError, FedlgmError, PrivacyError
-from fedlgm.testing import check_model
-from fedlgm.training import SequentialTrainer
+from fedlgm.extension.testing import check_model
+from fedlgm.training import SequentialTrainer, tasks
 from tests.support.own_objects import DATA, SMALL, Alike, Net, X, Y
 
 EXAMPLES = ["training.batch_size=8", "privacy.accountant=rdp", "privacy.delta=0.001"]

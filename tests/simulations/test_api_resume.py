@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import simulations
 from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
 from simulations import launch
-from simulations.reports.export import export
+from simulations.exports.export import export
 from tests.support.own_objects import DATA, OBJECTS, SMALL, Alike, Net, X, Y, halves, interrupted, loss_of
 
 

@@ -18,19 +18,20 @@ import torch
 
 import fedlgm
 import simulations
-from clients.node.release import Releaser, Request
-from clients.node.work import Work
 from clients.source import ClientData
-from fedlgm import data, node_protocol
-from fedlgm.correlation import Correlation
+from fedlgm import data
 from fedlgm.errors import DataError
-from fedlgm.facts import LocalSteps, RunFacts, Sampling
-from fedlgm.layers import LayerTable
-from fedlgm.node_protocol import Question
-from fedlgm.plan import ReleasePlan
+from fedlgm.noise.correlation import Correlation
+from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import native
+from fedlgm_nodes.protocol import messages as node_protocol
+from fedlgm_nodes.protocol.messages import Question
+from fedlgm_nodes.service.release import Releaser, Request
+from fedlgm_nodes.service.work import Work
 from strategies import PrivateFedAvg
 from tests.support.nodes import make_node
 

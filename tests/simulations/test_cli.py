@@ -20,8 +20,8 @@ from fedlgm.privacy import calibrate
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.ledger import Ledger
 from simulations.ending import ending
-from simulations.reports.planning import plan_report
 from simulations.runs import strict_json
+from simulations.summaries.planning import plan_report
 
 
 def test_simulate(run, tiny_file, tmp_path):
@@ -319,7 +319,7 @@ def test_workers_do_not_import_what_only_the_driver_needs():
 
 
 def test_help_and_the_start_of_a_deployment_do_not_wait_for_torch():
-    program = "import sys, simulations.cli, simulations.deploy.processes; print('torch' in sys.modules)"
+    program = "import sys, simulations.cli, fedlgm_nodes.deploy.processes; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

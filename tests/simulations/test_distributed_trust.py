@@ -9,13 +9,13 @@ import pytest
 
 import simulations
 from benchmarks import distributed_trust
-from fedlgm.audits import Audit
 from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.privacy.ledger import Ledger
-from simulations.audits.targets import audit_recipe, audit_run
+from fedlgm_lab.audits import Audit
+from fedlgm_lab.audits.runs.targets import audit_recipe, audit_run
 from simulations.config import recipe as recipes
-from simulations.reports.planning import plan_report
 from simulations.runs.folder import RunFolder
+from simulations.summaries.planning import plan_report
 
 RECIPE = "distributed-digits"
 SHORT = {"federation.clients": 10, "federation.rounds": 2, "distributed.threshold": 7, "distributed.colluders": 1}

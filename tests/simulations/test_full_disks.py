@@ -12,8 +12,8 @@ import pytest
 
 import simulations
 from fedlgm.errors import DiskError, LedgerError, RunError
+from fedlgm_nodes.deploy import server_entry
 from simulations import launch
-from simulations.deploy import server_entry
 from simulations.runs.folder import RunFolder
 from simulations.runs.row_file import RowFile
 

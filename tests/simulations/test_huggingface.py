@@ -7,10 +7,10 @@ import torch
 from transformer_models import CHANGES, LENGTH, bert, gpt2, lora, run, sentences
 
 import simulations
-from fedlgm import models
 from fedlgm.errors import ConfigError
-from fedlgm.layers import LayerTable
-from fedlgm.models.huggingface import plain, task_of
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import models
+from fedlgm.training.models.huggingface import plain, task_of
 from simulations.runs.folder import RunFolder
 
 

@@ -11,9 +11,9 @@ from own_objects import DATA, SMALL, Net
 from sklearn.metrics import f1_score, roc_auc_score
 
 import simulations
-from fedlgm import tasks
 from fedlgm.errors import ConfigError
-from fedlgm.testing import check_task
+from fedlgm.extension.testing import check_task
+from fedlgm.training import tasks
 
 
 def auc(outputs, targets):

@@ -21,10 +21,10 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 import fedlgm
-import fedlgm.attacks
 import simulations
-from fedlgm import audits, mechanisms, privacy
+from fedlgm import mechanisms, privacy
 from fedlgm.errors import ConfigError, FedlgmError
+from fedlgm_lab import audits
 from simulations.config.recipe import BUNDLED, load
 
 X = np.random.default_rng(0).standard_normal((200, 5)).astype(np.float32)
@@ -183,7 +183,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "needs numbers as targets, but those of 'own' are names of classes (a, b): use the task 'classification'",
     ),
     "a batch in another precision": (
-        lambda: fedlgm.example_level.clipped_sum(
+        lambda: fedlgm.training.example_level.clipped_sum(
             nn.Linear(5, 2), torch.tensor(X[:8]).double(), torch.tensor(Y[:8]), clip=1.0,
             layers=fedlgm.LayerTable.from_module(nn.Linear(5, 2)),
         ),
@@ -265,7 +265,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a metric for each example": (run(metrics={"a": lambda o, t: o}), "must return one number for the whole test set"),
     "an unknown option": (lambda: mechanisms.get("uniform", bounds=3), "did you mean 'bound'?"),
     "epsilon 0": (lambda: privacy.calibrate(0, 1e-5, steps=3), "epsilon must be finite and positive, got 0"),
-    "an unknown rule": (lambda: fedlgm.allocation.allocate("equal", [1.0], [1], 1.0), "known: uniform"),
+    "an unknown rule": (lambda: fedlgm.mechanisms.allocation.allocate("equal", [1.0], [1], 1.0), "known: uniform"),
     # wrong types, and arguments that were forgotten
     "users as lists": (run(users=[[1, 2], [3]]), "lists of the examples of each client are data['clients']"),
     "two targets": (

@@ -14,7 +14,7 @@ from safetensors import safe_open
 import simulations
 from fedlgm.errors import DataError, RunError
 from simulations.config.assembly import Assembly
-from simulations.reports import export
+from simulations.exports import export
 from simulations.runs.folder import RunFolder
 from simulations.runs.provenance import provenance_of
 from strategies import AnyNode

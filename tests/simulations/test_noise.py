@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import simulations
-from fedlgm import correlation
-from fedlgm.correlation import Correlation
 from fedlgm.errors import ConfigError
+from fedlgm.noise import correlation
+from fedlgm.noise.correlation import Correlation
 
 ROUNDS = 6
 
@@ -34,7 +34,7 @@ def test_a_correlation_of_ones_own_is_that_of_its_coefficients(tmp_path: Path) -
     [
         (correlation.get("banded", 7, bands=2), "it is for 7 rounds, but the run has federation.rounds = 6"),
         (3, "noise must be a name such as 'banded'"),
-        (len, "got '<len>'; fedlgm.correlation.register gives a function a name"),
+        (len, "got '<len>'; fedlgm.noise.correlation.register gives a function a name"),
         ("bandit", "privacy.noise"),
         ("given", "needs privacy.correlation"),
     ],

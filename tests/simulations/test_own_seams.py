@@ -12,10 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 import simulations
-from fedlgm import audits, correlation
-from fedlgm.audits import Audit, Subject
-from fedlgm.correlation import Correlation
 from fedlgm.errors import ConfigError
+from fedlgm.noise import correlation
+from fedlgm.noise.correlation import Correlation
+from fedlgm_lab import audits
+from fedlgm_lab.audits import Audit, Subject
 from simulations.cli import app
 from simulations.config import recipe as recipes
 

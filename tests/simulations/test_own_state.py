@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 import simulations
 from fedlgm import Task
 from fedlgm.errors import Notice
-from fedlgm.testing import check_model
+from fedlgm.extension.testing import check_model
 from fedlgm.training import SequentialTrainer
 from tests.support.own_objects import DATA, SMALL, Net
 

@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 
 import simulations
 from fedlgm import data
-from fedlgm.attacks.inception import InceptionFeatures
-from fedlgm.audits import Audit
 from fedlgm.errors import FedlgmError
 from fedlgm.files import path_of
-from fedlgm.models.weights import load_weights_
-from simulations.audits.targets import audit_run
+from fedlgm.training.models.weights import load_weights_
+from fedlgm_lab.attacks.inception import InceptionFeatures
+from fedlgm_lab.audits import Audit
+from fedlgm_lab.audits.runs.targets import audit_run
 from simulations.cli import app
+from simulations.exports.export import export, load_model, metadata
 from simulations.pretrain import pretrain
-from simulations.reports.export import export, load_model, metadata
 
 IMPOSSIBLE = {"zero byte": "a\0b", "half a character": "a\ud800b", "bytes that are not UTF-8": "a\udcffb"}
 WRITTEN = {"data": {"train": (np.ones((9, 2)), np.arange(9) % 2), "test": (np.ones((9, 2)), np.arange(9) % 2)}}

@@ -8,7 +8,7 @@ from torch import nn
 
 import simulations
 from fedlgm.errors import Notice
-from fedlgm.example_level.separation import TRIED_ROWS
+from fedlgm.training.example_level.separation import TRIED_ROWS
 
 SETTINGS = ["federation.rounds=2", "training.batch_size=32"]
 

@@ -15,11 +15,11 @@ import simulations
 from fedlgm import mechanisms, privacy
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError, DataError, LedgerError, PrivacyError, RunError
-from fedlgm.example_level.central import train
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.method import Method
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.privacy.ledger import Ledger
+from fedlgm.training.example_level.central import train
 from simulations.standardise import _plan, standardise
 from strategies import PrivateFedAvg
 
@@ -98,7 +98,7 @@ def test_one_row_moves_the_sum_by_at_most_its_bounds():
 
 def test_nothing_is_released_without_a_charge(tmp_path, monkeypatch):
     monkeypatch.setattr(Ledger, "charge", lambda *_, **__: (_ for _ in ()).throw(LedgerError("the disk is full")))
-    monkeypatch.setattr("fedlgm.release.Noising.add_", lambda self: pytest.fail("noise before the charge"))
+    monkeypatch.setattr("fedlgm.noise.release.Noising.add_", lambda self: pytest.fail("noise before the charge"))
     with pytest.raises(LedgerError, match="disk is full"):
         statistics(tmp_path)
 

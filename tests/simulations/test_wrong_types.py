@@ -13,17 +13,17 @@ from torch import nn
 
 import clients
 import fedlgm
-import fedlgm.attacks
+import fedlgm_lab.attacks
 import simulations
 import strategies
 from clients import PrivateClientApp
 from fedlgm import mechanisms, privacy
 from fedlgm.errors import FedlgmError
-from fedlgm.extension import named_arguments
+from fedlgm.extension.loader import named_arguments
 from fedlgm.mechanisms import lm_dp_sgd
 
 
-@pytest.mark.parametrize("package", [simulations, privacy, fedlgm.example_level, mechanisms], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("package", [simulations, privacy, fedlgm.training.example_level, mechanisms], ids=lambda p: p.__name__)
 def test_every_public_function_with_named_arguments_lists_them(package):
     found = {name: getattr(package, name) for name in package.__all__}
     named = {
@@ -39,8 +39,8 @@ def test_every_public_function_with_named_arguments_lists_them(package):
 
 
 PACKAGES = [
-    *(fedlgm, fedlgm.attacks, fedlgm.audits, fedlgm.correlation, fedlgm.data, fedlgm.example_level, mechanisms),
-    *(fedlgm.models, privacy, fedlgm.tasks, fedlgm.training, simulations, clients, strategies),
+    *(fedlgm, fedlgm_lab.attacks, fedlgm_lab.audits, fedlgm.noise.correlation, fedlgm.data, fedlgm.training.example_level, mechanisms),
+    *(fedlgm.training.models, privacy, fedlgm.training.tasks, fedlgm.training, simulations, clients, strategies),
 ]
 
 
@@ -78,7 +78,7 @@ def test_a_public_name_takes_wrong_types_or_refuses_them_in_one_sentence(package
     [
         (lambda: fedlgm.KeyRing("seed"), "KeyRing: root must be a whole number, got 'seed'"),
         (
-            lambda: fedlgm.allocation.allocate([1.0], "uniform", [3], 1.0),
+            lambda: fedlgm.mechanisms.allocation.allocate([1.0], "uniform", [3], 1.0),
             "allocate: strategy must be a string, got [1.0]; clip must be a sequence of numbers, got 'uniform'",
         ),
         (
@@ -87,7 +87,7 @@ def test_a_public_name_takes_wrong_types_or_refuses_them_in_one_sentence(package
         ),
         (lambda: lm_dp_sgd.aggregate([torch.ones(4, 3)], "1"), "aggregate: clip must be a number, got '1'"),
         (
-            lambda: fedlgm.example_level.clipped_sum(nn.Linear(2, 2), np.eye(2), np.eye(2)[0], clip=1.0, layers=None),
+            lambda: fedlgm.training.example_level.clipped_sum(nn.Linear(2, 2), np.eye(2), np.eye(2)[0], clip=1.0, layers=None),
             "clipped_sum: x must be a tensor or a sequence of tensors, got a NumPy array; y",
         ),
         (
@@ -106,8 +106,8 @@ def test_a_public_name_takes_wrong_types_or_refuses_them_in_one_sentence(package
             lambda: fedlgm.LayerTable.from_module(nn.Linear(5, 2), {"weight": "w"}.__getitem__),
             "group_by: KeyError: 'bias'",
         ),
-        (lambda: fedlgm.allocation.spread([0.5, 0.5], [1.0], 1.0), "clip and share must be two equally long lists"),
-        (lambda: fedlgm.tasks.auc(np.zeros(3), np.zeros(2)), "auc takes one score and one target per row"),
+        (lambda: fedlgm.mechanisms.allocation.spread([0.5, 0.5], [1.0], 1.0), "clip and share must be two equally long lists"),
+        (lambda: fedlgm.training.tasks.auc(np.zeros(3), np.zeros(2)), "auc takes one score and one target per row"),
     ],
 )  # fmt: skip
 def test_a_wrong_type_is_named_with_the_right_one(make, says):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedlgm.facts import Sampling
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.facts import Sampling
 from strategies import CohortSampler
 
 SCHEMES = {

@@ -10,20 +10,21 @@ import torch
 from hostile import CLIENTS, NodeGrid
 from scipy import stats
 
-from fedlgm import clipping, correlation
-from fedlgm.devices import Numerics
 from fedlgm.errors import ConfigError, PrivacyError, RunError
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import get
 from fedlgm.mechanisms.method import Method
+from fedlgm.noise import correlation
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import Noising, release
+from fedlgm.noise.run_noise import NoiseRings, RunNoise
+from fedlgm.planning import clipping
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.whole_run import whole_run
-from fedlgm.release import Noising, release
-from fedlgm.run_noise import NoiseRings, RunNoise
-from fedlgm.transcript import Transcript
+from fedlgm.training.devices import Numerics
 from strategies import CohortSampler, LayerwiseFedAvg, OneNodePerClient
 
 ROUNDS, GROUPS, SIZES = 8, 4, {"a": 9000, "b": 3000}

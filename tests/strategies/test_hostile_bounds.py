@@ -12,12 +12,12 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from hostile import CLIENTS, NodeGrid, part_norms, reply_with, watch
 
 from fedlgm import wire
-from fedlgm.facts import LocalTraining
-from fedlgm.keys import KeyRing
-from fedlgm.noise import draw
-from fedlgm.noised_by import largest_norm
-from fedlgm.plan import Part
-from fedlgm.release import local_release
+from fedlgm.noise.draws import draw
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import local_release
+from fedlgm.planning.facts import LocalTraining
+from fedlgm.planning.plan import Part
+from fedlgm.planning.trust import largest_norm
 from strategies.replies import contribution
 from tests.support.hostile_sums import BROKEN, SIZES, fake, nodes, plan_of, spread
 

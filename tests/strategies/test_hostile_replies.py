@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fedlgm import wire
 from fedlgm.errors import PrivacyError, RunError
-from fedlgm.noised_by import largest_norm
-from fedlgm.plan import ReleasePlan
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.trust import largest_norm
 from strategies.replies import contribution
 from tests.support.hostile_sums import BROKEN, HUGE, SIZES, fake, nodes, npy, plan_of, spread
 

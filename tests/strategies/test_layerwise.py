@@ -14,11 +14,11 @@ from flwr.serverapp.strategy import FedYogi
 from scipy import stats
 
 from fedlgm import wire
-from fedlgm.devices import Numerics
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
-from fedlgm.plan import RunFacts, Sampling
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.plan import RunFacts, Sampling
+from fedlgm.training.devices import Numerics
 from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
 from strategies.cohort import blocks
 from strategies.server_optimizer import server_step

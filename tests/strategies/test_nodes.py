@@ -11,8 +11,8 @@ from hostile import CLIENTS, NodeGrid, node_of, watch
 
 from fedlgm import wire
 from fedlgm.errors import ConfigError, Notice, RunError
-from fedlgm.facts import Sampling
-from fedlgm.noised_in_shares import Shares
+from fedlgm.planning.distributed_trust import Shares
+from fedlgm.planning.facts import Sampling
 from strategies import AnyNode, OneNodePerClient
 
 ALL = Sampling("poisson", CLIENTS, 1.0)

@@ -9,16 +9,16 @@ import pytest
 import torch
 from dp_accounting import dp_event
 
-from fedlgm import correlation
 from fedlgm.aggregation import BoundedSum
-from fedlgm.devices import Numerics
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
-from fedlgm.plan import Guarantee, ReleasePlan, UnprotectedPlan
+from fedlgm.noise import correlation
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import Guarantee, ReleasePlan, UnprotectedPlan
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.ledger import Ledger
+from fedlgm.training.devices import Numerics
 from strategies import Releaser
 
 LAYERS = LayerTable.from_sizes({"a": 3000, "b": 1000})

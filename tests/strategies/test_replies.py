@@ -11,12 +11,12 @@ from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from hostile import NodeGrid, reply_with
 
 from fedlgm import wire
-from fedlgm.devices import Numerics
 from fedlgm.errors import DivergedError, Notice, PrivacyError, RunError
-from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.planning.upload_caps import upload_caps
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.upload_caps import upload_caps
+from fedlgm.training.devices import Numerics
 from simulations.engines.local import LocalGrid
 from strategies import OneNodePerClient
 from strategies.replies import contribution

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from simulations.studies import comparison
-from simulations.studies.jobs import Job
-from simulations.studies.records import RunRecords
-from simulations.studies.results import Study
-from simulations.studies.rows import Row
+from fedlgm_lab.studies import comparison
+from fedlgm_lab.studies.jobs import Job
+from fedlgm_lab.studies.records import RunRecords
+from fedlgm_lab.studies.results import Study
+from fedlgm_lab.studies.rows import Row
 
 
 def summary_of(todo: Sequence[Job], out: Path, failed: Mapping[str, str] | None = None) -> Row:

@@ -1,7 +1,7 @@
 """A deployed run beside the simulation that it must equal."""
 
+from fedlgm_nodes.deploy import processes, submit
 from simulations import launch
-from simulations.deploy import processes, submit
 
 FIGURES = ("model_sha256", "accuracy", "epsilon", "rounds", "guarantee")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from clients import ClientData
-from fedlgm.contributions import AnsweredUpdates, Updates, unbounded
-from fedlgm.plan import ReleasePlan
+from fedlgm.aggregation.contributions import AnsweredUpdates, Updates, unbounded
+from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import ClientTask
 from simulations.engines.local import LocalGrid

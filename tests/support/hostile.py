@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
-from fedlgm.plan import ReleasePlan
+from fedlgm.planning.plan import ReleasePlan
 from simulations.engines.local import LocalGrid
 from strategies import Releaser
 

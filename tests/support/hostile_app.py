@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedlgm import frames, models
-from fedlgm import node_protocol as protocol
-from fedlgm.layers import LayerTable
-from fedlgm.node_protocol import Question
-from simulations.deploy import submit
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import models
+from fedlgm_nodes.deploy import submit
+from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.protocol import messages as protocol
+from fedlgm_nodes.protocol.messages import Question
 from tests.support import nodes
 
 SERVER = '''

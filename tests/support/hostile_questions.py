@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm import frames
+from fedlgm_nodes.protocol import frames
 from tests.support import nodes
 from tests.support.nodes import BODY, MODEL, plan
 

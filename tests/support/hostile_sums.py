@@ -11,9 +11,9 @@ import torch
 from flwr.app import Array, Message, RecordDict
 from hostile import CLIENTS, NodeGrid, reply_with
 
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from strategies import OneNodePerClient
 

@@ -16,23 +16,23 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Error, Message, Metadata, RecordDict
 
-from clients.node.folder import NodeFolder
-from clients.node.relay import forward
 from fedlgm import mechanisms, wire
 from fedlgm.errors import RunError
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.frames import HEADER
-from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.method import Method
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.transcript import Transcript
+from fedlgm_nodes.protocol.frames import HEADER
+from fedlgm_nodes.server.answers import AnswerCheck
+from fedlgm_nodes.server.enrolment import Enrolment, key_digest
+from fedlgm_nodes.server.grid import EnrolledNodes, NodeGrid
+from fedlgm_nodes.server.questions import NodeQuestions
+from fedlgm_nodes.server.round import Patience, RoundReport
+from fedlgm_nodes.service.folder import NodeFolder
+from fedlgm_nodes.service.relay import forward
 from strategies import CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
 from strategies.messages import NumberingGrid
-from strategies.node.answers import AnswerCheck
-from strategies.node.enrolment import Enrolment, key_digest
-from strategies.node.grid import EnrolledNodes, NodeGrid
-from strategies.node.questions import NodeQuestions
-from strategies.node.round import Patience, RoundReport
 from tests.support.nodes import LAYERS, MODEL, WORK, NodeProcess, make_node
 
 CLIENTS = 3

@@ -19,17 +19,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.node import listener, service
-from clients.node.folder import NodeFolder
-from clients.node.ledger import NodeLedger
-from fedlgm import frames, mechanisms, models
-from fedlgm import node_protocol as protocol
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.layers import LayerTable
+from fedlgm import mechanisms
 from fedlgm.mechanisms.method import Method
-from fedlgm.node_protocol import Question
-from fedlgm.plan import ReleasePlan
-from fedlgm.transcript import Transcript
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
+from fedlgm.training import models
+from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.protocol import messages as protocol
+from fedlgm_nodes.protocol.messages import Question
+from fedlgm_nodes.service import listener, service
+from fedlgm_nodes.service.folder import NodeFolder
+from fedlgm_nodes.service.ledger import NodeLedger
 from tests.support.patience import LIMIT_S
 
 SHAPE, CLASSES, EXAMPLES = (1, 4, 4), 3, 24

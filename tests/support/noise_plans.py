@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Guarantee
 
 SIZES = {"a": 20_000, "b": 7, "c": 40_000, "d": 20_001}

@@ -20,7 +20,7 @@ def become(user: int, *groups: int) -> list[str]:
 
 def interpreter(beginning: Sequence[str]) -> str | None:
     """A Python that another user can run with this one's packages; None if there is none."""
-    code = f"import sys, flwr, clients.node.relay; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
+    code = f"import sys, flwr, fedlgm_nodes.service.relay; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
     for one in (sys.executable, f"/usr/bin/python3.{sys.version_info[1]}"):
         # By way of a shell: setpriv itself still has root's rights over files while it starts a program.
         command = [*beginning, "sh", "-c", '"$0" -c "$1"', one, code]

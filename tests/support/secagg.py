@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from clients.node.policy import Refusal
-from clients.node.secagg import Distributed, Participant, SessionStore
-from clients.node.secagg.store import _SCHEMA
-from fedlgm.node_protocol import public_text
-from fedlgm.secagg import cohort as cohorts
-from fedlgm.secagg.cohort import Survivors, Terms
-from fedlgm.secagg.neighbours import Shape, shape_of
-from strategies.node.secagg import SecureSum
+from fedlgm_nodes.policy import Refusal
+from fedlgm_nodes.protocol.messages import public_text
+from fedlgm_nodes.secagg import cohort as cohorts
+from fedlgm_nodes.secagg.cohort import Survivors, Terms
+from fedlgm_nodes.secagg.neighbours import Shape, shape_of
+from fedlgm_nodes.server.secagg import SecureSum
+from fedlgm_nodes.service.secagg import Distributed, Participant, SessionStore
+from fedlgm_nodes.service.secagg.store import _SCHEMA
 
 STEPS = ("advertise", "share", "mask", "agree", "unmask")
 

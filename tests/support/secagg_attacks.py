@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from clients.node.policy import Refusal
-from fedlgm.secagg.cohort import Advert, Sent, Survivors, Terms, key_pairs
-from fedlgm.secagg.neighbours import Neighbours
+from fedlgm_nodes.policy import Refusal
+from fedlgm_nodes.secagg.cohort import Advert, Sent, Survivors, Terms, key_pairs
+from fedlgm_nodes.secagg.neighbours import Neighbours
 from tests.support.secagg import Federation, explicit, federation, terms, use_ring
 
 SEED, MASKING = 0, 1

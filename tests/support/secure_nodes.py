@@ -12,29 +12,30 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from clients.node.ask import Ask
-from clients.node.folder import NodeFolder
-from clients.node.policy import Refusal
-from clients.node.service import Service
-from fedlgm import frames, mechanisms, wire
-from fedlgm import node_protocol as protocol
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.frames import HEADER
-from fedlgm.keys import KeyRing
+from fedlgm import mechanisms, wire
 from fedlgm.mechanisms.method import Method
-from fedlgm.node_protocol import Question, public_text
-from fedlgm.noised_in_shares import Shares
-from fedlgm.plan import ReleasePlan
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.distributed_trust import Shares
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.secagg.steps import STEPS, WORDS, terms_of
-from fedlgm.transcript import Transcript
+from fedlgm_nodes.policy import Refusal
+from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.protocol import messages as protocol
+from fedlgm_nodes.protocol.frames import HEADER
+from fedlgm_nodes.protocol.messages import Question, public_text
+from fedlgm_nodes.secagg.steps import STEPS, WORDS, terms_of
+from fedlgm_nodes.server.answers import AnswerCheck
+from fedlgm_nodes.server.enrolment import Enrolment, key_digest
+from fedlgm_nodes.server.questions import NodeQuestions
+from fedlgm_nodes.server.round import RoundReport
+from fedlgm_nodes.server.secagg import SecureSum
+from fedlgm_nodes.server.secure_grid import EnrolledSum, SecureGrid
+from fedlgm_nodes.service.ask import Ask
+from fedlgm_nodes.service.folder import NodeFolder
+from fedlgm_nodes.service.service import Service
 from strategies import CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
-from strategies.node.answers import AnswerCheck
-from strategies.node.enrolment import Enrolment, key_digest
-from strategies.node.questions import NodeQuestions
-from strategies.node.round import RoundReport
-from strategies.node.secagg import SecureSum
-from strategies.node.secure_grid import EnrolledSum, SecureGrid
 from tests.support.node_grids import QUICK, Link, pem
 from tests.support.nodes import BODY, LAYERS, MODEL, WORK, make_node, rows
 from tests.support.patience import LIMIT_S

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import simulations
-from fedlgm.models import task_of
+from fedlgm.training.models import task_of
 
 WORDS, LENGTH, CLASSES = 20, 6, 3
 

@@ -19,7 +19,7 @@ from fedlgm.aggregation.kernels.layout import Layout, layout_of
 from fedlgm.aggregation.kernels.philox import SERVER_STREAM
 from fedlgm.aggregation.kernels.spec import Noise
 from fedlgm.errors import ConfigError, check_known
-from fedlgm.noise import Family
+from fedlgm.noise.draws import Family
 
 Backend = Literal["triton", "torch"]
 

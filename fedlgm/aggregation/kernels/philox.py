@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedlgm.keys import KeyRing, Purpose
+from fedlgm.noise.keys import KeyRing, Purpose
 
 SERVER_STREAM = 0xFFFFFFFF
 """Stream of central noise; client ids lie below it."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.aggregation.kernels.philox import SERVER_STREAM
-from fedlgm.noise import Family
+from fedlgm.noise.draws import Family
 
 
 @dataclass(frozen=True)

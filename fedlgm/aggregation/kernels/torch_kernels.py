@@ -16,8 +16,8 @@ from torch import Tensor
 from fedlgm.aggregation.kernels.layout import Layout, Segment
 from fedlgm.aggregation.kernels.philox import TAIL, UNIFORM_MAX, UNIFORM_STEP, philox4x32
 from fedlgm.aggregation.kernels.spec import Noise, widest
-from fedlgm.layers import SAFETY
-from fedlgm.noise import GRID_BITS, Family
+from fedlgm.noise.draws import GRID_BITS, Family
+from fedlgm.planning.layers import SAFETY
 
 _LEAST_FACTOR = torch.finfo(torch.float32).tiny
 """Smallest factor above 0: smaller, subnormal numbers are rounded so coarsely that a layer may exceed its bound."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedlgm.aggregation.kernels.layout import Layout, aligned
 from fedlgm.aggregation.kernels.spec import Noise
 from fedlgm.aggregation.kernels.triton_noise import noise_tile, snap
-from fedlgm.layers import SAFETY
+from fedlgm.planning.layers import SAFETY
 
 MOMENT_TILE = 8192
 SUM_TILE = 2048

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from fedlgm.aggregation.kernels.philox import TAIL
-from fedlgm.noise import GRID_BITS
+from fedlgm.noise.draws import GRID_BITS
 
 _TAIL = tl.constexpr(TAIL)
 _STEPS = tl.constexpr((23 - GRID_BITS) << 23)  # added to an exponent: 2^23 steps of the grid

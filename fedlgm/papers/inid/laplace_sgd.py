@@ -14,17 +14,17 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedlgm.clipping import Scaling
 from fedlgm.errors import ConfigError, check_known
-from fedlgm.example_level.norms import L1
-from fedlgm.example_level.scaling import PerLayerClip
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Bounded, BoundsExamples
 from fedlgm.mechanisms.dp_sgd import example_plan
 from fedlgm.mechanisms.group_noise import GroupNoise
-from fedlgm.plan import ReleasePlan
-from fedlgm.transcript import Transcript
+from fedlgm.planning.clipping import Scaling
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
+from fedlgm.training.example_level.norms import L1
+from fedlgm.training.example_level.scaling import PerLayerClip
 
 _PROVEN = (
     "every example's gradient is bounded in l1 norm before Laplace noise of a public scale is added to the sum of a "

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm import clipping
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
 from fedlgm.papers.ladp.schedules import PaperBaseline
-from fedlgm.plan import ReleasePlan
-from fedlgm.transcript import Transcript
+from fedlgm.planning import clipping
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 
 
 @dataclass(frozen=True)

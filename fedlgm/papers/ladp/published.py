@@ -12,15 +12,15 @@ import numpy as np
 from torch import Tensor
 
 from fedlgm.errors import check_positive
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, UsesPrivateUpdates, Variant
 from fedlgm.mechanisms.ladp import check_threshold
 from fedlgm.mechanisms.ladp_frame import bound_by_training, require, theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import layer_divergences
-from fedlgm.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.transcript import Transcript
 
 _PUBLISHED = (
     "unselected layers are uploaded as they are, and selection and noise scales follow the client's private weights "

@@ -18,13 +18,13 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedlgm.errors import check_positive
-from fedlgm.facts import RunFacts
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Bounded
 from fedlgm.mechanisms.ladp_frame import Constant, bound_by_training, noise_constant, require
-from fedlgm.plan import ReleasePlan
+from fedlgm.planning.facts import RunFacts
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import Claim, Guarantee
-from fedlgm.transcript import Transcript
 
 Calibration = Literal["equal-total", "matched"]
 _LEVELS = 5  # noise levels of the staircase that approximates a schedule

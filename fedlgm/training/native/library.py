@@ -1,6 +1,6 @@
 """The compiled kernel, built from `kernel.cpp` with the system's C++ compiler at first use and kept on disk.
 
-It is stored with other kept results (`fedlgm.remembered.folder`), under a name of its source and flags, with its length
+It is stored with other kept results (`fedlgm.cache.folder`), under a name of its source and flags, with its length
 and SHA-256 beside it: a damaged file would end the process when it is loaded, so it is compiled again instead. Before
 use the kernel must reproduce a known answer bit for bit, so a compiler that reorders arithmetic is refused. A compiler
 that fails is also recorded there and not tried at every start; another compiler is, and `fedlgm doctor` tries again.
@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlgm import remembered
+from fedlgm import cache as remembered
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.files import write_durably
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.layers import LayerTable
-from fedlgm.tasks import Binary, Classification, Ranked, Regression, Task
+from fedlgm.planning.layers import LayerTable
 from fedlgm.training.stack.layers import pair
 from fedlgm.training.stack.model import is_plain_stack
+from fedlgm.training.tasks import Binary, Classification, Ranked, Regression, Task
 
 _MOST = 64  # layers, as in kernel.cpp
 _LARGEST = 2**31  # elements of one batch's activations; the kernel counts in 64 bits

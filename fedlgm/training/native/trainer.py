@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, DataError
-from fedlgm.extension import named_arguments
-from fedlgm.layers import LayerTable
-from fedlgm.models.built import Built
-from fedlgm.tasks import Classification, Task
+from fedlgm.extension.loader import named_arguments
+from fedlgm.planning.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.models.built import Built
 from fedlgm.training.native import call
 from fedlgm.training.native.library import library
 from fedlgm.training.native.program import Program
+from fedlgm.training.tasks import Classification, Task
 
 
 @named_arguments

@@ -12,12 +12,12 @@ from typing import TypeGuard, cast
 import torch
 from torch import Tensor, nn
 
-from fedlgm.inputs import Inputs
-from fedlgm.models.built import hooked
-from fedlgm.tasks import Task
+from fedlgm.training.inputs import Inputs
+from fedlgm.training.models.built import hooked
 from fedlgm.training.stack import layers
 from fedlgm.training.stack.convolutions import Convolution, ProductConvolution
 from fedlgm.training.stack.tape import Memory, Tape
+from fedlgm.training.tasks import Task
 
 
 class Stack:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
-from fedlgm.extension import is_bundled, load_object, misfit, named, raised_in, users_code
-from fedlgm.facts import RunFacts
+from fedlgm.extension.loader import is_bundled, load_object, misfit, named, raised_in, users_code
+from fedlgm.planning.facts import RunFacts
 
 __all__ = ["RunStart", "Tracker", "Trackers", "make", "names", "scalars"]
 

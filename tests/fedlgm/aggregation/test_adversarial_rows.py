@@ -12,21 +12,21 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedlgm import queries
 from fedlgm.aggregation import BoundedSum, DeviceSum, bound_update
-from fedlgm.contributions import BoundedAnswer, BoundedUpdates
+from fedlgm.aggregation.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.layers import SAFETY, LayerTable
-from fedlgm.papers.inid import coordinate_descent as cd
-from fedlgm.papers.inid import pca
-from fedlgm.papers.inid.federated_descent import CoordinateSums
-from fedlgm.papers.inid.federated_pca import CovarianceSums, covariance_table, layer_bounds
-from fedlgm.papers.inid.objectives import Lasso
-from fedlgm.papers.inid.sums import gram, sum_rows
-from fedlgm.plan import NoisyQuery, ReleasePlan
+from fedlgm.planning import queries
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import SAFETY, LayerTable
+from fedlgm.planning.plan import NoisyQuery, ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.training import ClientTask
+from fedlgm_lab.applications import coordinate_descent as cd
+from fedlgm_lab.applications import pca
+from fedlgm_lab.applications.federated_descent import CoordinateSums
+from fedlgm_lab.applications.federated_pca import CovarianceSums, covariance_table, layer_bounds
+from fedlgm_lab.applications.objectives import Lasso
+from fedlgm_lab.applications.sums import gram, sum_rows
 
 LAYERS = LayerTable.from_sizes({"a": 3, "b": 2})
 FACTS = RunFacts(1.0, Sampling("poisson", 10, 1.0))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedlgm import queries
 from fedlgm.aggregation import BoundedSum, bound_each
-from fedlgm.contributions import BoundedAnswer, BoundedUpdates
+from fedlgm.aggregation.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import PrivacyError
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.layers import LayerTable
-from fedlgm.plan import NoisyQuery, ReleasePlan
+from fedlgm.planning import queries
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import NoisyQuery, ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 
 LAYERS = LayerTable.from_sizes({"a": 3, "b": 2, "c": 1})

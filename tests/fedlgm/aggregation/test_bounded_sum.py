@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlgm.aggregation import BoundedSum, bound_update
-from fedlgm.contributions import BoundedUpdates
+from fedlgm.aggregation.contributions import BoundedUpdates
 from fedlgm.errors import PrivacyError
-from fedlgm.layers import LayerTable
-from fedlgm.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling, UnprotectedPlan
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling, UnprotectedPlan
+from fedlgm.planning.queries import BelowBound
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.queries import BelowBound
 
 SIZES = {"a": 1, "b": 5, "c": 5000}
 

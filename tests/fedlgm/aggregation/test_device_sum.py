@@ -10,12 +10,12 @@ import torch
 from kernel_backends import BACKENDS, block, on
 
 from fedlgm.aggregation import BoundedSum, DeviceSum
-from fedlgm.contributions import BoundedUpdates
+from fedlgm.aggregation.contributions import BoundedUpdates
 from fedlgm.errors import PrivacyError
-from fedlgm.layers import LayerTable
-from fedlgm.plan import NoisyQuery, RunFacts, Sampling, UnprotectedPlan
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import NoisyQuery, RunFacts, Sampling, UnprotectedPlan
+from fedlgm.planning.queries import BelowBound, LayerStrength
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.queries import BelowBound, LayerStrength
 
 LAYERS = LayerTable.from_sizes({"a": 1, "b": 30, "c": 70, "d": 5})
 D = tuple(LAYERS.sizes.tolist())

@@ -20,8 +20,8 @@ from fedlgm.aggregation.kernels import torch_kernels as torch_backend
 from fedlgm.aggregation.kernels.layout import layout_of
 from fedlgm.aggregation.kernels.philox import TAIL
 from fedlgm.aggregation.kernels.spec import Noise
-from fedlgm.keys import KeyRing
-from fedlgm.noise import GRID_BITS
+from fedlgm.noise.draws import GRID_BITS
+from fedlgm.noise.keys import KeyRing
 
 if INTERPRETED or (GPU and TRITON):
     from fedlgm.aggregation.kernels import triton_kernels as triton_backend

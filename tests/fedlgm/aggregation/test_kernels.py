@@ -35,7 +35,7 @@ from fedlgm.aggregation.kernels import (
 )
 from fedlgm.aggregation.kernels.layout import Layout, aligned
 from fedlgm.errors import ConfigError
-from fedlgm.layers import SAFETY
+from fedlgm.planning.layers import SAFETY
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 

@@ -14,7 +14,7 @@ from scipy import stats
 from fedlgm.aggregation.kernels import SERVER_STREAM, noise_key, philox4x32
 from fedlgm.aggregation.kernels.philox import TAIL
 from fedlgm.aggregation.kernels.torch_kernels import gaussian_pair, laplace, tail_uniform, uniform
-from fedlgm.keys import KeyRing, Purpose
+from fedlgm.noise.keys import KeyRing, Purpose
 
 torch.set_num_threads(1)
 

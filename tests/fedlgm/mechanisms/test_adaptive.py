@@ -11,15 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlgm import allocation, mechanisms
+from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan
-from fedlgm.release import release
-from fedlgm.testing import check_mechanism
-from fedlgm.transcript import Transcript
+from fedlgm.extension.testing import check_mechanism
+from fedlgm.mechanisms import allocation
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import release
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
 
 LAYERS = LayerTable.from_sizes({"a": 40, "b": 400, "c": 9})
 FACTS = RunFacts(1.5, Sampling("poisson", 100, 0.1))

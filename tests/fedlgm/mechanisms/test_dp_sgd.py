@@ -11,19 +11,19 @@ import torch
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.central import train
-from fedlgm.example_level.scaling import FlatClip
-from fedlgm.facts import LocalSteps, RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
+from fedlgm.extension.testing import check_mechanism
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.dp_sgd import example_plan
 from fedlgm.mechanisms.method import Method
-from fedlgm.plan import UnprotectedPlan
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import UnprotectedPlan
+from fedlgm.planning.queries import BelowShare
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.queries import BelowShare
-from fedlgm.testing import check_mechanism
-from fedlgm.transcript import Transcript
+from fedlgm.training.example_level.central import train
+from fedlgm.training.example_level.scaling import FlatClip
 
 LAYERS = LayerTable.from_sizes({"a": 30, "b": 10, "c": 300})
 FACTS = RunFacts(1.0, Sampling("poisson", 1000, 0.1), rounds=20, epsilon=4.0, delta=1e-5)

@@ -15,19 +15,19 @@ from scipy import stats
 from benchmarks.profiles import expected_error
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
-from fedlgm.allocation import allocate
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import group_noise
+from fedlgm.mechanisms.allocation import allocate
 from fedlgm.mechanisms.group_noise import calibrate_laplace
-from fedlgm.noise import add_noise_
-from fedlgm.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.noise.draws import add_noise_
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.noise.release import release
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import accountants, accounting, events
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import laplace_event, pure_event
-from fedlgm.release import release
-from fedlgm.transcript import Transcript
 from simulations import launch
 from simulations.config import recipe
 

@@ -12,15 +12,15 @@ import torch
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.errors import ConfigError
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, UsesPrivateUpdates
 from fedlgm.mechanisms.ladp import layer_changes, layer_divergences
-from fedlgm.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import release
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import composed_epsilon, epsilon
-from fedlgm.release import release
 from fedlgm.training import LocalTraining
-from fedlgm.transcript import Transcript
 
 LAYERS = LayerTable.from_sizes({"a": 40, "b": 200, "c": 10})
 SAMPLING = Sampling("poisson", 100, 0.1)

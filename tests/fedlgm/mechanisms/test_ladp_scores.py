@@ -15,14 +15,14 @@ from torch import nn
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.ladp import kl_score, layer_divergences, theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_frame import bound_by_training, noise_constant
-from fedlgm.plan import RunFacts, Sampling
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import gaussian_delta
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
-from fedlgm.transcript import Transcript
 
 LAYERS = LayerTable.from_sizes({"a": 40, "b": 200, "c": 10})
 

@@ -10,11 +10,11 @@ from torch import nn
 import simulations
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.layers import LayerTable
-from fedlgm.models.adapters import adapt
-from fedlgm.testing import check_mechanism
-from fedlgm.transcript import Transcript
+from fedlgm.extension.testing import check_mechanism
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.transcript import Transcript
+from fedlgm.training.models.adapters import adapt
 
 FACTS = RunFacts(1.5, Sampling("poisson", 100, 0.1))
 

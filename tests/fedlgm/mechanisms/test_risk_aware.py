@@ -13,24 +13,24 @@ from hypothesis import strategies as st
 
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
-from fedlgm.audits import Audit, Subject
-from fedlgm.audits.probe import probe
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.example_level import Reweighted
-from fedlgm.example_level.bounding import bound_gradients, scaled_sum
-from fedlgm.example_level.central import train
-from fedlgm.facts import LocalSteps, RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
+from fedlgm.extension.testing import check_mechanism
 from fedlgm.mechanisms.lm_dp_sgd import bias_minimising_weights
 from fedlgm.mechanisms.method import Method
 from fedlgm.mechanisms.risk_aware import LMDPSGD
-from fedlgm.plan import UnprotectedPlan
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import UnprotectedPlan
+from fedlgm.planning.queries import LayerStrength
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.queries import LayerStrength
-from fedlgm.testing import check_mechanism
-from fedlgm.transcript import Transcript
+from fedlgm.training.example_level import Reweighted
+from fedlgm.training.example_level.bounding import bound_gradients, scaled_sum
+from fedlgm.training.example_level.central import train
+from fedlgm_lab.audits import Audit, Subject
+from fedlgm_lab.audits.probe import probe
 
 LAYERS = LayerTable.from_sizes({"a": 60, "b": 300, "c": 12})
 SOUND = ("public", "stale", "privatised")

@@ -15,11 +15,11 @@ import torch
 
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum, DeviceSum
-from fedlgm.layers import LayerTable
-from fedlgm.plan import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.training import LocalTraining
-from fedlgm.transcript import Transcript
 
 SIZES = {"a": 12, "b": 1, "c": 300, "d": 40}
 EPSILON, DELTA, ROUNDS = 1.0, 1e-5, 3

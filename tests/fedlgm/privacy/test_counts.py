@@ -10,12 +10,12 @@ from dp_accounting import dp_event
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError, LedgerError, check_count
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.papers.inid.datasets import fully_random_rows
-from fedlgm.papers.inid.pca import covariance_plan
+from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.privacy.accounting import calibrate_levels, composed_epsilon
 from fedlgm.privacy.events import decode, encode, gaussian_event, repeated
 from fedlgm.privacy.ledger import Ledger
+from fedlgm_lab.applications.datasets import fully_random_rows
+from fedlgm_lab.applications.pca import covariance_plan
 
 EVENT = gaussian_event(2.0)
 COUNTS = [-1, 1.5, math.nan, math.inf, True, "2"]

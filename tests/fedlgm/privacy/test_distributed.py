@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from fedlgm import integer_noise
 from fedlgm.errors import ConfigError
+from fedlgm.noise import integer_noise
 from fedlgm.privacy import discrete_gaussian_tau, distributed_epsilon, gaussian_epsilon
 
 SETTING = {"parties": 100, "sensitivity": 60.0, "dimension": 26_010, "delta": 1e-5}

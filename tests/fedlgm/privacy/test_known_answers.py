@@ -13,18 +13,18 @@ from dp_accounting.rdp import RdpAccountant
 from opacus.accountants.analysis import rdp as opacus_rdp
 from opacus.accountants.prv import PRVAccountant as OpacusPrv
 
-from fedlgm.allocation import allocate, shares
 from fedlgm.errors import PrivacyError
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import get
+from fedlgm.mechanisms.allocation import allocate, shares
 from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid, noise_scales
 from fedlgm.mechanisms.profiles import Profile
-from fedlgm.plan import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import calibrate, composed_epsilon, epsilon, gaussian_epsilon, gaussian_mu
 from fedlgm.privacy.accountants import PldAccountant, RenyiAccountant
 from fedlgm.privacy.events import gaussian_event, laplace_event
 from fedlgm.privacy.gaussian import gaussian_delta
-from fedlgm.transcript import Transcript
 
 CLIP, DIMS = [1.0, 2.0, 3.0], [4, 100, 2500]
 TABLE = {  # sigma^2, p, sum of 1/SNR, total noise

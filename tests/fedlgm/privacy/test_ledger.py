@@ -17,8 +17,8 @@ import torch
 from dp_accounting import dp_event
 
 from fedlgm.errors import LedgerError
-from fedlgm.keys import KeyRing
-from fedlgm.plan import Sampling
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.plan import Sampling
 from fedlgm.privacy import Ledger, epsilon, gaussian_epsilon
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import gaussian_event, repeated
@@ -316,7 +316,7 @@ def test_a_round_is_charged_before_anything_noisy_exists(federate, monkeypatch, 
     def die(*arguments, **options):
         raise Crash
 
-    monkeypatch.setattr("fedlgm.run_noise.add_noise_", die)
+    monkeypatch.setattr("fedlgm.noise.run_noise.add_noise_", die)
     with pytest.raises(Crash):
         federation.run(1)
     assert not federation.records
@@ -328,7 +328,7 @@ def test_a_round_is_charged_before_anything_noisy_exists(federate, monkeypatch, 
 
 def test_failed_charges_release_nothing(federate, monkeypatch):
     drawn = []
-    monkeypatch.setattr("fedlgm.run_noise.add_noise_", lambda *arguments: drawn.append(arguments) or arguments[0])
+    monkeypatch.setattr("fedlgm.noise.run_noise.add_noise_", lambda *arguments: drawn.append(arguments) or arguments[0])
     federation = federate(lambda client: torch.ones(4), {"a": 4})
     federation.run(1)
     assert len(drawn) == 1  # what is watched is where noise is drawn

@@ -20,8 +20,8 @@ from fedlgm.privacy.chain import digest
 from fedlgm.privacy.charge import Head
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.ledger import SERVER, Ledger
+from fedlgm_lab.reports.report import ledger_report
 from simulations import launch
-from simulations.reports.report import ledger_report
 from simulations.runs.folder import RunFolder
 
 EVENT = gaussian_event(2.0, 0.5)

@@ -11,16 +11,16 @@ from dp_accounting import dp_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlgm import correlation
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import get
 from fedlgm.mechanisms.method import Method
+from fedlgm.noise import correlation
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import composed_epsilon, gaussian_mu
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.whole_run import WholeRun, whole_run
-from fedlgm.transcript import Transcript
 
 
 def banded(rounds, bands, scheme, *, rate=0.1, epsilon=3.0, relation="add-remove", noise="banded"):

@@ -11,8 +11,8 @@ from collections.abc import Container
 
 import pytest
 
-from fedlgm import correlation
-from fedlgm.facts import Sampling
+from fedlgm.noise import correlation
+from fedlgm.planning.facts import Sampling
 from fedlgm.privacy import calibrate
 from fedlgm.privacy.whole_run import WholeRun
 

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.engine import ExampleGradients
-from fedlgm.example_level.scaling import of_style
-from fedlgm.layers import LayerTable
+from fedlgm.planning.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, NativeTrainer, SequentialTrainer, VectorizedTrainer
+from fedlgm.training.example_level.engine import ExampleGradients
+from fedlgm.training.example_level.scaling import of_style
 from fedlgm.training.native import reason
 
 X, Y = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3

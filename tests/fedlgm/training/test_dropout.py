@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
-from fedlgm.layers import LayerTable
-from fedlgm.tasks import Regression
+from fedlgm.planning.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, fastest
+from fedlgm.training.devices import seeded
+from fedlgm.training.tasks import Regression
 
 WIDTH, RATE = 4000, 0.3
 ONE_STEP = LocalTraining(lr=1.0, batch_size=1, epochs=1, optimizer="sgd", momentum=0.0)

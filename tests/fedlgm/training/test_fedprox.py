@@ -10,9 +10,8 @@ import torch
 
 import simulations
 from fedlgm import LayerTable
-from fedlgm.contributions import unbounded
+from fedlgm.aggregation.contributions import unbounded
 from fedlgm.errors import ConfigError, FedlgmError
-from fedlgm.tasks import Regression
 from fedlgm.training import (
     ClientTask,
     FedProx,
@@ -25,6 +24,7 @@ from fedlgm.training import (
     kinds,
     rates,
 )
+from fedlgm.training.tasks import Regression
 
 TWO_ROUNDS = ["federation.rounds=2", "federation.clients=40", "training.epochs=2", "privacy.accountant=rdp"]
 

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedlgm import models
 from fedlgm.errors import ConfigError, DataError
-from fedlgm.layers import LayerTable
-from fedlgm.tasks import Binary, Classification, Ranked, Regression, Task
-from fedlgm.training import ClientTask, FedProx, LocalTraining, NativeTrainer, SequentialTrainer
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import ClientTask, FedProx, LocalTraining, NativeTrainer, SequentialTrainer, models
 from fedlgm.training.native import Program, instruction_set, library
 from fedlgm.training.native import trainer as module_of_trainer
+from fedlgm.training.tasks import Binary, Classification, Ranked, Regression, Task
 
 BUNDLED = [("cnn", (1, 28, 28)), ("cifar-cnn", (3, 16, 16)), ("cnn-small", (3, 20, 20)), ("d-cnn", (3, 8, 8))]
 BUNDLED += [("mlp", (1, 8, 8)), ("logistic", (5,))]

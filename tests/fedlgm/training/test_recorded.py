@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlgm.devices import exact_arithmetic
 from fedlgm.errors import Notice
-from fedlgm.layers import LayerTable
+from fedlgm.planning.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, VectorizedTrainer
+from fedlgm.training.devices import exact_arithmetic
 from fedlgm.training.recorded import Recorded
 
 SIZES = (13, 8, 21, 1)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedlgm import models
-from fedlgm.layout import pools_maxima, prefer_channels_last_
-from fedlgm.tasks import Classification
+from fedlgm.planning.layout import pools_maxima, prefer_channels_last_
+from fedlgm.training import models
 from fedlgm.training.stack import Stack
+from fedlgm.training.tasks import Classification
 
 STACKS = ("cifar-cnn", "cnn", "cnn-small", "logistic", "mlp")
 ACTIVATIONS = (nn.Sigmoid, nn.Tanh, nn.ReLU)

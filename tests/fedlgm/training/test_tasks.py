@@ -9,11 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlgm import inputs, models, tasks
 from fedlgm.errors import ConfigError
-from fedlgm.inputs import Inputs
-from fedlgm.layers import LayerTable
-from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, fastest
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import (
+    ClientTask,
+    LocalTraining,
+    SequentialTrainer,
+    VectorizedTrainer,
+    fastest,
+    inputs,
+    models,
+    tasks,
+)
+from fedlgm.training.inputs import Inputs
 from fedlgm.training.stack import Stack
 
 SIZES = (7, 3, 1)  # unequal clients: partial batches, a client with a single example

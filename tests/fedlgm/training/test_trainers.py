@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlgm import models
 from fedlgm.errors import ConfigError
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.layers import LayerTable
-from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, models
 
 SIZES = (13, 8, 21, 1)  # unequal clients: partial batches, a client with a single example
 

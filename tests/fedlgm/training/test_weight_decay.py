@@ -10,9 +10,9 @@ from torch import nn
 
 import simulations
 from fedlgm.errors import ConfigError
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.ladp_frame import bound_by_training
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
 from fedlgm.training.native import NativeTrainer, reason
 from simulations.config.recipe import load

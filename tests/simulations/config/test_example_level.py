@@ -14,7 +14,7 @@ from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.facts import facts_of
 from simulations.config.own import Own
-from simulations.reports.planning import plan_report
+from simulations.summaries.planning import plan_report
 from tests.support.example_level import central, federated
 
 

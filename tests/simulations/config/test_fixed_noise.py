@@ -8,7 +8,7 @@ from fedlgm.errors import ConfigError
 from simulations import launch
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import load
-from simulations.reports.planning import plan_report
+from simulations.summaries.planning import plan_report
 
 NOISE = ["privacy.epsilon=none", "privacy.noise_multiplier=2.0"]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedlgm import mechanisms, models, tasks
+from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, FedlgmError, located
+from fedlgm.training import models, tasks
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.messages import section_kind

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedlgm import mechanisms
-from fedlgm.correlation import Workload
 from fedlgm.errors import ConfigError
+from fedlgm.noise.correlation import Workload
 from simulations.arguments import recipe_of
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly

@@ -14,15 +14,15 @@ from torch import nn
 import simulations
 from fedlgm.data import DataSet
 from fedlgm.errors import ConfigError
-from fedlgm.plan import ReleasePlan
+from fedlgm.planning.plan import ReleasePlan
 from fedlgm.training.native import Program, library
+from fedlgm_lab.reports.report import write_report
 from simulations.config import example_level
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import decided
 from simulations.config.own import Own
 from simulations.engines import flower_entry
-from simulations.reports.report import write_report
 from simulations.runs.folder import RunFolder
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from patience import LIMIT_S
 
 from fedlgm.errors import LedgerError, MemoryWarning, RunError
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
 from fedlgm.privacy import Ledger
 from fedlgm.training import VectorizedTrainer
 from simulations import launch

@@ -24,7 +24,7 @@ from patience import LIMIT_S, wait_until
 
 from fedlgm import wire
 from fedlgm.errors import ConfigError, MemoryWarning, PrivacyError, RunError
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
 from simulations import engines, launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly

@@ -16,20 +16,21 @@ from safetensors.torch import load_file, save_file
 
 import simulations
 from fedlgm import Guarantee, Mechanism, ReleasePlan, mechanisms
-from fedlgm.audits import Audit
 from fedlgm.errors import FedlgmError, LedgerError, RunError
 from fedlgm.mechanisms.method import Method
+from fedlgm_lab.attacks.runs.target import Target
+from fedlgm_lab.audits import Audit
+from fedlgm_lab.audits.runs.targets import audit_run
+from fedlgm_lab.reports import report
+from fedlgm_lab.reports.report import ledger_report
+from fedlgm_lab.studies import running
+from fedlgm_lab.studies.jobs import Job
 from simulations import launch
-from simulations.attacks.target import Target
-from simulations.audits.targets import audit_run
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.facts import facts_of
-from simulations.reports import export, report
-from simulations.reports.report import ledger_report
+from simulations.exports import export
 from simulations.runs import protection
-from simulations.studies import running
-from simulations.studies.jobs import Job
 from tests.support import example_level
 
 

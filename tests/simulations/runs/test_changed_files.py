@@ -10,17 +10,17 @@ from federations import tiny_values
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedlgm.audits import Audit
 from fedlgm.errors import LedgerError, RunError
+from fedlgm_lab.audits import Audit
+from fedlgm_lab.audits.runs.targets import audit_run
+from fedlgm_lab.studies import running
+from fedlgm_lab.studies.jobs import Job
 from simulations import launch
-from simulations.audits.targets import audit_run
 from simulations.config import recipe as recipes
 from simulations.runs.folder import RunFolder
 from simulations.runs.row_file import RowFile
 from simulations.runs.rows import CanaryRow, PrivateRow, Provenance, RoundRow, RunSummary
 from simulations.runs.shapes import misfit
-from simulations.studies import running
-from simulations.studies.jobs import Job
 
 COMMANDS = (["ledger"], ["report"], ["report", "--private"], ["export"], ["audit"], ["simulate", "--resume"])
 

@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(correlated, tmp_path)
 def test_other_coefficients_are_refused(correlated, tmp_path, monkeypatch):
     """A machine that computes other last bits would draw other noise than the run's."""
     folder = interrupted(correlated(), tmp_path / "run", 5)
-    from fedlgm import correlation
+    from fedlgm.noise import correlation
 
     exact = correlation.get
 

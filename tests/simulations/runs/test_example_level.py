@@ -18,18 +18,18 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from clients import AnyClient, OneClient
 from fedlgm import wire
 from fedlgm.errors import ConfigError, Notice, PrivacyError
-from fedlgm.example_level.central import train
-from fedlgm.example_level.engine import ExampleGradients
-from fedlgm.example_level.trainer import digest_of
-from fedlgm.keys import KeyRing, Purpose
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.noise.release import release
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.release import release
+from fedlgm.training.example_level.central import train
+from fedlgm.training.example_level.engine import ExampleGradients
+from fedlgm.training.example_level.trainer import digest_of
+from fedlgm_lab.reports.report import ledger_report, write_report
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import settled
-from simulations.reports.export import export
-from simulations.reports.report import ledger_report, write_report
+from simulations.exports.export import export
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.server import serve

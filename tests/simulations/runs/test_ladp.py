@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, RecordDict
 from clients import AnyClient
 from fedlgm import wire
 from fedlgm.errors import PrivacyError
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
 from fedlgm.privacy import Ledger
 from simulations import launch
 from simulations.config import recipe

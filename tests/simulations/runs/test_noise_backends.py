@@ -9,8 +9,8 @@ import pytest
 import torch
 from kernel_backends import INTERPRETED, TRITON
 
-from fedlgm import devices
 from fedlgm.errors import ConfigError, RunError
+from fedlgm.training import devices
 from simulations import launch
 from simulations.config.assembly import Assembly
 from simulations.config.decided import settled

@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from clients import AnyClient
 from fedlgm.errors import RunError
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
 from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.config import recipe as recipes

@@ -15,20 +15,20 @@ from flwr.app import Context, RecordDict
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedlgm.keys import KeyRing
+from fedlgm.noise.keys import KeyRing
 from fedlgm.privacy.guarantee import Guarantee
+from fedlgm_lab.reports import report as reporting
+from fedlgm_lab.studies import comparison, running
+from fedlgm_lab.studies.jobs import jobs
 from simulations import launch
 from simulations.cli import app
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.engines.flower_entry import make_client_app, make_server_app
 from simulations.engines.local import LocalGrid
-from simulations.reports import report as reporting
-from simulations.reports import terminal
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
-from simulations.studies import comparison, running
-from simulations.studies.jobs import jobs
+from simulations.summaries import terminal
 
 CAVEAT = "simulation: the seed is public, and with it the noise can be drawn again"
 PRIVATE = {"cohort", "present", "discarded", "seconds", "seconds_per_round", "failures"}

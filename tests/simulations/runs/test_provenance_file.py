@@ -11,7 +11,7 @@ import pytest
 
 import simulations
 from fedlgm.errors import LedgerError, RunError
-from fedlgm.models import digest_of_file
+from fedlgm.training.models import digest_of_file
 from simulations.config.assembly import Assembly
 from simulations.config.own import FIXED, own_of
 from simulations.runs.folder import RunFolder

@@ -9,7 +9,7 @@ import pytest
 
 from simulations import launch
 from simulations.config import recipe as recipes
-from simulations.reports import planning
+from simulations.summaries import planning
 
 
 def test_published_medclip_claims_the_budget_and_proves_nothing(tmp_path: Path) -> None:

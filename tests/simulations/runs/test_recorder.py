@@ -16,13 +16,13 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedlgm import mechanisms
-from fedlgm.facts import RunFacts, Sampling
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.method import Method
-from fedlgm.noised_in_shares import Shares
+from fedlgm.planning.distributed_trust import Shares
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import Ledger
 from fedlgm.privacy.guarantee import Trust
-from fedlgm.transcript import Transcript
 from simulations import launch
 from simulations.config.recipe import Recipe
 from simulations.runs import recorder

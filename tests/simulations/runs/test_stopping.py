@@ -13,7 +13,7 @@ import simulations
 from fedlgm import Guarantee, Mechanism, ReleasePlan
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.ledger import Ledger
-from simulations.reports.report import ledger_report
+from fedlgm_lab.reports.report import ledger_report
 from simulations.runs.folder import RunFolder
 from simulations.runs.stopping import Patience
 

@@ -11,12 +11,12 @@ from torch import nn
 import simulations
 from fedlgm import RunFacts, Sampling, Transcript
 from fedlgm.errors import ConfigError
-from fedlgm.example_level import ExampleGradients, PerLayerClip
-from fedlgm.example_level.bounding import scaled_sum
-from fedlgm.layers import LayerTable
+from fedlgm.extension.testing import check_mechanism
 from fedlgm.mechanisms.group_noise import GroupNoise
 from fedlgm.papers.inid.laplace_sgd import L1Clip, LaplaceSGD
-from fedlgm.testing import check_mechanism
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training.example_level import ExampleGradients, PerLayerClip
+from fedlgm.training.example_level.bounding import scaled_sum
 
 NAME = "fedlgm.papers.inid.laplace_sgd:LaplaceSGD"
 

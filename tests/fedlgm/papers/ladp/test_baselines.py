@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism
 from fedlgm.papers.ladp import schedules
 from fedlgm.papers.ladp.schedules import staircase
-from fedlgm.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import calibrate, composed_epsilon, epsilon, gaussian_epsilon
 from fedlgm.privacy.accounting import calibrate_levels
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.training import LocalTraining
-from fedlgm.transcript import Transcript
 
 LAYERS = LayerTable.from_sizes({"a": 40, "b": 200, "c": 10})
 TRAINING = LocalTraining(lr=0.1, epochs=2, batch_size=50, gradient_clip=20.0)

@@ -1,0 +1,182 @@
+"""A client's release: contributions are made, bounded and, if clients add the noise, noised and charged.
+
+The simulation's client, the Flower mod and a node's service differ only in the party that makes the contributions
+(`Contributions`) and the party that keeps the client's budget (`Budget`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.aggregation import BoundedSum, sum_on
+from fedlgm.aggregation.contributions import Updates
+from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import local_release
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.privacy.guarantee import SharedUnit
+from fedlgm.training.devices import Numerics
+
+
+class Asked(NamedTuple):
+    """A server's request to a block of clients.
+
+    Attributes:
+        plan: bounds and noise of the contributions.
+        model: the global model [D].
+        round: number of the round, from 1.
+        clients: the clients' numbers, in the order in which contributions are summed.
+    """
+
+    plan: ReleasePlan
+    model: Tensor
+    round: int
+    clients: list[int]
+
+
+class Keys(NamedTuple):
+    """The key rings of a release.
+
+    Attributes:
+        order: ring of the random numbers that training draws.
+        noise: ring of the clients' own noise; it depends on everything that determines the release except the data.
+    """
+
+    order: KeyRing
+    noise: KeyRing
+
+
+@dataclass(frozen=True)
+class Noised:
+    """One client's own release, not yet charged.
+
+    Attributes:
+        client: its number.
+        total: [plan.size].
+        name: name of its noise; equal names mean equal noise.
+        plan: the plan that it follows.
+        note: figures of published, NOT PRIVATE variants, by name.
+    """
+
+    client: int
+    total: Tensor
+    name: str
+    plan: ReleasePlan
+    note: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class Contributions(ABC):
+    """Makes clients' contributions.
+
+    Args:
+        numerics: threads, device and noise backend.
+
+    Attributes:
+        of: "user" if each contribution is that of a user with all its clients, see `Sampling.of`.
+        answers: the auxiliary queries that clients answer from their data, by name.
+    """
+
+    of: SharedUnit | None = None
+    answers: frozenset[str] = frozenset()
+
+    def __init__(self, numerics: Numerics | None = None) -> None:
+        self.numerics = numerics or Numerics()
+
+    @abstractmethod
+    def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
+        """(clients, their updates [b, D]) in the order of the request; None for clients that contribute nothing."""
+
+    def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
+        """The figures from which a published, NOT PRIVATE variant plans, [rows, K]. PRIVATE."""
+        raise PrivacyError("these clients return no figures without noise")
+
+    def empty(self, plan: ReleasePlan) -> BoundedSum:
+        """A sum without contributions."""
+        return BoundedSum.empty(plan)
+
+    @abstractmethod
+    def noised(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
+        """Each client's own release, with its noise; clients without data release noise."""
+
+
+class WholeUpdates(Contributions):
+    """Contributions that the sum bounds: whole updates of clients, or of users with all their clients."""
+
+    def empty(self, plan: ReleasePlan) -> BoundedSum:
+        """A sum without contributions, on the device of the updates."""
+        backend = self.numerics.noise_backend
+        return sum_on(plan, torch.device(self.numerics.device), None if backend == "cpu" else backend)
+
+    def noised(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
+        """See `Contributions.noised`; an update is bounded first."""
+        for clients, updates in self.updates(asked, keys.order):
+            for row, client in enumerate(clients):
+                yield self.release(client, None if updates is None else updates[row : row + 1], asked, keys.noise)
+
+    def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
+        """The release of one client's update [1, D]; None for a client without an update."""
+        numerics, plan = self.numerics, asked.plan
+        own, name = local_release(update, plan, noise, asked.round, client, numerics.noise_backend, numerics.device)
+        return Noised(client, own, name, plan)
+
+
+class Budget(Protocol):
+    """A client's remaining releases. A release is admitted before training and charged with its name afterwards."""
+
+    def admit(self, asked: Asked) -> Keys:
+        """Return the rings of a release, or refuse the release before anything is trained.
+
+        Raises:
+            PrivacyError: the client has not agreed to the plan.
+        """
+
+    def charge(self, noised: Noised) -> None:
+        """Record a release before it leaves.
+
+        Raises:
+            PrivacyError: the release exceeds the agreed budget.
+        """
+
+
+def client_release(
+    contributions: Contributions, budget: Budget, asked: Asked
+) -> tuple[BoundedSum, list[dict[str, np.ndarray]]]:
+    """The sum of a block's contributions [plan.size], and the notes of published variants.
+
+    If the server adds the noise, this is the exact sum. If clients add it, this is the sum of their releases, each of
+    which is charged.
+
+    Raises:
+        ConfigError, PrivacyError: the clients have not agreed to the plan or cannot carry it out.
+    """
+    plan, of = asked.plan, asked.plan.facts.sampling.of
+    if of != contributions.of:
+        wanted, made = (f"{one or 'client'}s" for one in (of, contributions.of))
+        raise PrivacyError(
+            f"the plan is for {wanted}, but these are contributions of {made}: a bound on one does not bound the other"
+        )
+    for query in (noisy.query for noisy in plan.queries):
+        if query.of_data and query.name not in contributions.answers:
+            raise ConfigError(
+                f"the plan's query {query.name!r} is answered from a client's data, which these clients cannot do: "
+                "choose a mechanism without it"
+            )
+    keys = budget.admit(asked)
+    if not plan.facts.noised_by.uploads_released:
+        block = contributions.empty(plan)
+        for clients, updates in contributions.updates(asked, keys.order):
+            block.skip(len(clients)) if updates is None else block.add(updates)
+        return block, []
+    total, notes = BoundedSum.empty(plan), []
+    for noised in contributions.noised(asked, keys):
+        budget.charge(noised)
+        total.merge(noised.total.to(total.total), 1, 0)  # the server learns nothing that was not noised
+        notes += [noised.note] if noised.note else []
+    return total, notes

@@ -1,0 +1,164 @@
+"""Updates from a trainer: raw, or already bounded, together with the bounds that the trainer kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedlgm.errors import PrivacyError
+from fedlgm.extension.loader import named_arguments
+
+BoundedBy = Literal["aggregator", "trainer"]
+"""The party that bounds contributions: the sum to which they are added, or the trainer that makes them."""
+
+
+@dataclass(frozen=True)
+class BoundedAnswer:
+    """Answers to an auxiliary query in which the trainer bounded every unit's share before summing.
+
+    Attributes:
+        query: name of the query.
+        values: [b, size] float32 or float64, one row per client.
+        bound: l2 bound of one unit's share of a row.
+
+    Example:
+        >>> answer = BoundedAnswer("below-bound", torch.tensor([[0.5, -0.5]]), bound=0.7072)
+        >>> updates = BoundedUpdates(torch.tensor([[0.6, 0.8]]), (1.0,), (answer,))
+        >>> bounded(updates, (1.0,), [("below-bound", 2, 0.7072)]).tolist()
+        [[0.6000000238418579, 0.800000011920929, 0.5, -0.5]]
+    """
+
+    query: str
+    values: Tensor
+    bound: float
+
+
+@named_arguments
+@dataclass(frozen=True)
+class BoundedUpdates:
+    """Updates in which the trainer bounded every unit's share (a row's, an example's) before summing.
+
+    Attributes:
+        values: [b, D] float32 or float64, one row per client.
+        bounds: bound of one unit's share of a row, per layer, [K], in the norm that the plan's noise
+            requires (l2 for Gaussian, l1 for Laplace noise).
+        answers: the same units' answers to the plan's auxiliary queries, in the plan's order.
+
+    Example:
+        >>> updates = BoundedUpdates(torch.tensor([[0.6, 0.0], [0.0, 0.5]]), bounds=(1.0,))
+        >>> len(updates), bounded(updates[1:], clip=(1.0,)).tolist()
+        (2, [[0.0, 0.5]])
+    """
+
+    values: Tensor
+    bounds: tuple[float, ...]
+    answers: tuple[BoundedAnswer, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows: slice) -> BoundedUpdates:
+        answers = tuple(BoundedAnswer(a.query, a.values[rows], a.bound) for a in self.answers)
+        return BoundedUpdates(self.values[rows], self.bounds, answers)
+
+
+@named_arguments
+@dataclass(frozen=True)
+class AnsweredUpdates:
+    """Raw updates, with the clients' own answers to auxiliary queries that need more than an update's norms.
+
+    Answers are bounded as raw updates are, by the sum to which they are added.
+
+    Attributes:
+        values: [b, D], one row per client.
+        answers: query name -> [b, size], one row per client.
+
+    Example:
+        >>> updates = AnsweredUpdates(torch.ones(2, 3), {"cut-vote": torch.tensor([[0.5], [-0.5]])})
+        >>> len(updates), updates[1:].answers["cut-vote"].tolist()
+        (2, [[-0.5]])
+    """
+
+    values: Tensor
+    answers: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows: slice) -> AnsweredUpdates:
+        return AnsweredUpdates(self.values[rows], {name: one[rows] for name, one in self.answers.items()})
+
+
+Updates = Tensor | BoundedUpdates | AnsweredUpdates
+"""A block of clients' updates, [b, D], raw or bounded by the trainer."""
+
+
+def answered(updates: Updates) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The raw updates, and the clients' own answers by query.
+
+    Raises:
+        PrivacyError: the trainer has bounded the updates, so its unit differs from the plan's.
+
+    Example:
+        >>> answered(torch.ones(1, 2))
+        (tensor([[1., 1.]]), {})
+    """
+    if isinstance(updates, BoundedUpdates):
+        raise PrivacyError("the plan bounds whole clients, but the trainer has bounded single units")
+    return (updates.values, updates.answers) if isinstance(updates, AnsweredUpdates) else (updates, {})
+
+
+def unbounded(updates: Updates) -> Tensor:
+    """The raw updates; errors as for `answered`.
+
+    Example:
+        >>> unbounded(torch.ones(2, 3)).shape
+        torch.Size([2, 3])
+    """
+    return answered(updates)[0]
+
+
+def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[str, int, float]] = ()) -> Tensor:
+    """Updates, then answers to the queries, [b, D + sizes], with bounds no larger than the plan's.
+
+    Args:
+        updates: the trainer's updates.
+        clip: the plan's bound of each layer, [K].
+        queries: name, size and l2 bound of each of the plan's auxiliary queries.
+
+    Raises:
+        PrivacyError: updates are raw, bounds exceed the plan's, or answers do not match the plan's queries one to one,
+            in size and bound.
+
+    Example:
+        >>> bounded(BoundedUpdates(torch.ones(1, 2), bounds=(1.5,)), clip=(1.0,))
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.PrivacyError: the trainer kept the bounds (1.5,), but the plan allows at most (1.0,)
+    """
+    if not isinstance(updates, BoundedUpdates):
+        raise PrivacyError("the plan needs a trainer that bounds its updates, but this one returns raw updates")
+    if len(updates.bounds) != len(clip) or any(
+        not kept <= planned * (1 + 1e-9) for kept, planned in zip(updates.bounds, clip, strict=True)
+    ):
+        raise PrivacyError(f"the trainer kept the bounds {updates.bounds}, but the plan allows at most {clip}")
+    asked, given = [name for name, _, _ in queries], [answer.query for answer in updates.answers]
+    if given != asked:
+        raise PrivacyError(f"the plan asks for the queries {asked}, but the trainer answered {given}")
+    for answer, (name, size, bound) in zip(updates.answers, queries, strict=True):
+        if answer.values.shape != (len(updates), size):
+            raise PrivacyError(
+                f"query {name!r} takes {len(updates)} x {size} numbers, got {tuple(answer.values.shape)}"
+            )
+        if not answer.bound <= bound * (1 + 1e-9):
+            raise PrivacyError(
+                f"the trainer kept the bound {answer.bound} for query {name!r}, but the plan relies on {bound}"
+            )
+    if not updates.answers:
+        return updates.values
+    rows = updates.values
+    return torch.cat([rows, *(answer.values.to(rows.device) for answer in updates.answers)], dim=1)  # the wider dtype

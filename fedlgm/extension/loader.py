@@ -1,0 +1,411 @@
+"""Users' objects, named in a recipe as "package.module:name".
+
+Only this module imports names from a recipe. An import runs the module's code, so name only modules that you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import partial, reduce, wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedlgm.errors import ArgumentError, ConfigError, FedlgmError, alternatives, out_of_memory
+from fedlgm.extension.annotations import mistyped
+
+F = TypeVar("F", bound=Callable[..., Any])
+K = TypeVar("K")
+
+_NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_OWNER = ("self", "cls")
+
+OWN = "your own as 'package.module:name'"
+
+HUB = "hf:"
+"""Beginning of the name of a data set of the Hugging Face Hub, which is not a reference."""
+
+
+def is_reference(name: object) -> bool:
+    """Whether a recipe's value is the dotted name of a user's object rather than a bundled name.
+
+    >>> is_reference("mypkg.models:Net"), is_reference("mlp")
+    (True, False)
+    """
+    return isinstance(name, str) and ":" in name and not name.startswith(HUB)
+
+
+def object_name(value: object) -> str:
+    """Name of an object that was passed in Python, for a recipe: its class, or its own name, in angle brackets.
+
+    >>> object_name(print), object_name([]), object_name(lambda: 0)
+    ('<print>', '<list>', '<lambda>')
+    """
+    name = getattr(value, "__name__", None) or type(value).__name__
+    return f"<{name.strip('<>')}>"
+
+
+def shown_name(value: object) -> str:
+    """The given value, a name or an object passed in Python, as a message quotes it.
+
+    >>> shown_name("adam"), shown_name(print)
+    ("'adam'", "'<print>'")
+    """
+    return repr(value if isinstance(value, str) else object_name(value))
+
+
+def is_object(name: object) -> bool:
+    """Whether a recipe's value stands for an object that was passed in Python.
+
+    >>> is_object("<Net>"), is_object("mlp")
+    (True, False)
+    """
+    return isinstance(name, str) and name.startswith("<") and name.endswith(">")
+
+
+def passed(own: Any, name: Any, what: str) -> Any:
+    """The object that was passed, or else the name in the recipe.
+
+    Args:
+        own: the object; None if none was passed.
+        name: the recipe's name.
+        what: argument of the object.
+
+    Raises:
+        ConfigError: the recipe mentions an object that was not passed.
+    """
+    if own is None and is_object(name):
+        raise ConfigError(
+            f"{what} {name!r} was passed as a Python object, which a recipe cannot hold: pass it again, as in "
+            f"simulations.resume(run, {what}=...)"
+        )
+    return name if own is None else own
+
+
+def load_object(reference: str, what: str) -> Any:
+    """Import the object that `reference` names.
+
+    Modules are looked up as by `import`, and in the current directory.
+
+    Args:
+        reference: "package.module:name"; the name may have dots ("module:Class.method").
+        what: purpose of the object ("model", "task", ...), for the message.
+
+    Returns:
+        The object itself: it is neither called nor checked.
+
+    Raises:
+        ConfigError: the reference is malformed, its module cannot be imported, or the module has no such name. The
+            message names the module and the reason.
+
+    >>> load_object("math:sqrt", "function")(9.0)
+    3.0
+    """
+    module_name, _, name = reference.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
+        raise ConfigError(f"{what} {reference!r}: name your own object as 'package.module:name'")
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+        importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            reason = f"there is no module {error.name!r} on Python's path or in {here}"
+        else:
+            reason = f"it imports {error.name!r}, which is not installed"
+        raise ConfigError(f"{what} {reference!r}: module {module_name!r} cannot be imported: {reason}") from error
+    except Exception as error:  # a module may raise anything while it is imported
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{what} {reference!r}: module {module_name!r} cannot be imported: {reason}") from error
+    try:
+        return reduce(getattr, name.split("."), module)
+    except AttributeError as error:
+        package = module_name.partition(".")[0]
+        own = [key for key, value in vars(module).items() if package_of(value) == package]
+        similar = get_close_matches(name, own, n=1)
+        hint = f"; did you mean {similar[0]!r}?" if similar else ""
+        raise ConfigError(f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}") from error
+
+
+def named(known: Mapping[str, Any], name: str, what: str) -> Any:
+    """The object that a recipe's value names: one of the known ones, or a user's own.
+
+    Args:
+        known: bundled or registered objects, by name.
+        name: a key of `known`, or "package.module:name".
+        what: purpose of the object, for the message.
+
+    Raises:
+        ConfigError: the name is unknown or an object, or as in `load_object`.
+
+    >>> import math
+    >>> named({"root": math.sqrt}, "root", "function")(9.0), named({}, "math:sqrt", "function")(9.0)
+    (3.0, 3.0)
+    """
+    if isinstance(name, str) and name in known:
+        return known[name]
+    if is_reference(name):
+        return load_object(name, what)
+    if callable(name):
+        raise ConfigError(f"{what} {object_name(name)!r} is an object: register it and pass its name")
+    raise ConfigError(f"unknown {what} {name!r}; {alternatives(name, known, OWN)}")
+
+
+def named_function(known: Mapping[str, Any], name: str, what: str, form: str, *arguments: Any) -> Any:
+    """The function that a recipe's value names, as by `named`.
+
+    Args:
+        known: see `named`.
+        name: see `named`.
+        what: see `named`.
+        form: the function's arguments and result, for the message.
+        arguments: arguments that it must take.
+
+    Raises:
+        ConfigError: the object is not such a function, or as in `named`.
+
+    >>> named_function({}, "math:pi", "schedule", "(round, rounds) -> factor", 1, 2)
+    Traceback (most recent call last):
+    fedlgm.errors.ConfigError: schedule 'math:pi' must be a function (round, rounds) -> factor: it is not a function
+    """
+    found = named(known, name, what)
+    wrong = misfit(found, *arguments) if callable(found) else "it is not a function"
+    if wrong:
+        raise ConfigError(f"{what} {name!r} must be a function {form}: {wrong}")
+    return found
+
+
+def is_bundled(found: object) -> bool:
+    """Whether an object's class belongs to this package and not to a user.
+
+    Example:
+        >>> from fedlgm.planning.queries import BelowBound
+        >>> class Mine(BelowBound):
+        ...     __module__ = "mypkg.queries"
+        >>> is_bundled(BelowBound((2, 3))), is_bundled(Mine((2, 3)))
+        (True, False)
+    """
+    return package_of(type(found)) == "fedlgm"
+
+
+def package_of(value: object) -> str:
+    """Top-level package of a class or function; empty if it has none.
+
+    Example:
+        >>> package_of(package_of), package_of(3)
+        ('fedlgm', '')
+    """
+    return str(getattr(value, "__module__", "")).partition(".")[0]
+
+
+@contextmanager
+def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) -> Iterator[None]:
+    """Run a user's code, and turn any exception into one message that names the place.
+
+    These exceptions pass unchanged:
+      * `FedlgmError`, which was raised on purpose as a message and keeps its words and type. A caller that knows the
+        recipe adds the section (`fedlgm.errors.prefix_key`); a label here would repeat it.
+      * Exceptions that `fedlgm.errors.out_of_memory` recognises: the code is correct, and fewer clients at once or a
+        smaller model may fit.
+      * KeyboardInterrupt, SystemExit and other exceptions that are not an `Exception`, which stop a run.
+
+    A `TypeError` gets no special treatment: `misfit` checks the arguments before the call.
+
+    Args:
+        label: beginning of the message, such as "model 'mypkg.models:Net'".
+        found: the user's object; the message names its last line in the traceback.
+        kind: class of the error.
+
+    Raises:
+        FedlgmError: an error of class `kind`, "LABEL: TYPE: TEXT (FILE, line N)".
+
+    Example:
+        >>> def loss(outputs, targets):
+        ...     return outputs / len(targets)
+        >>> with users_code("task 'loss'", loss):
+        ...     loss(1.0, [])
+        Traceback (most recent call last):
+        fedlgm.errors.ConfigError: task 'loss': ZeroDivisionError: float division by zero...
+    """
+    try:
+        yield
+    except Exception as error:  # a user's code may raise anything
+        if isinstance(error, FedlgmError) or out_of_memory(error):
+            raise
+        raise kind(f"{label}: {raised_in(found, error)}") from error
+
+
+def misfit(function: Any, *arguments: Any, **options: Any) -> str:
+    """The reason why a function or class does not take these arguments, found without calling it.
+
+    It is empty if the arguments fit, or if Python does not know the parameters.
+
+    >>> misfit(lambda lr, momentum: lr, 0.1), misfit(lambda lr: lr, 0.1)
+    ("missing a required argument: 'momentum'", '')
+    """
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        return ""
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def named_arguments(function: F) -> F:
+    """Let a public function or class refuse arguments that it does not take, and name those that it takes.
+
+    Types are compared with the annotations only after something was raised, so calls that succeed cost nothing.
+
+    >>> @named_arguments
+    ... def train(model, *, lr: float):
+    ...     return 1 / lr
+    >>> train("mlp", 0.1)
+    Traceback (most recent call last):
+    fedlgm.errors.ConfigError: train: too many positional arguments; it takes model, and by name lr
+    >>> train("mlp", lr="0.1")
+    Traceback (most recent call last):
+    fedlgm.errors.ArgumentError: train: lr must be a number, got '0.1'
+    """
+    if isinstance(function, type):
+        function.__init__ = named_arguments(function.__init__)  # type: ignore[misc]
+        return function
+
+    @wraps(function)
+    def called(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except Exception as error:
+            if isinstance(error, FedlgmError) and not isinstance(error, ArgumentError) and "\n" not in str(error):
+                raise
+            wrong = misfit(function, *arguments, **options)
+            unfit = [] if wrong else mistyped(function, *arguments, **options)
+            if not (wrong or unfit):
+                raise
+        owner = function.__qualname__.removesuffix(".__init__")
+        if unfit:
+            raise ArgumentError(f"{owner}: {'; '.join(unfit)}")
+        kinds = {key: p.kind for key, p in parameters_of(function).items() if p.kind in _NAMED and key not in _OWNER}
+        named = ", ".join(key for key, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY)
+        placed = ", ".join(key for key, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY)
+        taken = ", and by name ".join(filter(None, (placed, named))) or "none"
+        raise ConfigError(f"{owner}: {wrong}; it takes {taken}")
+
+    return called  # type: ignore[return-value]
+
+
+def sealed(kind: type[K]) -> type[K]:
+    """Class decorator that refuses derived classes: they could state another cost than that of the fields.
+
+    >>> @sealed
+    ... class Facts:
+    ...     rate = 1.0
+    >>> class Mine(Facts):
+    ...     rate = 0.1
+    Traceback (most recent call last):
+    fedlgm.errors.ConfigError: Mine cannot be derived from Facts: a cost must follow only from the fields of Facts
+    """
+
+    def refuse(derived: type) -> None:
+        raise ConfigError(
+            f"{derived.__name__} cannot be derived from {kind.__name__}: a cost must follow only from the fields of "
+            f"{kind.__name__}"
+        )
+
+    kind.__init_subclass__ = classmethod(refuse)  # type: ignore[assignment]
+    return kind
+
+
+def made(found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str, Any] | None = None) -> Any:
+    """Call a class or function with a recipe's options, and return the result.
+
+    Args:
+        found: the class or function.
+        label: beginning of a message, such as "task 'mypkg.tasks:Own'".
+        options: the recipe's options.
+        filled: values that the library supplies for parameters of these names; they are not options.
+
+    Raises:
+        ConfigError: an option is unknown, arguments do not fit, or as in `users_code`.
+
+    >>> made(lambda lr, classes: (lr, classes), "rule 'own'", {"lr": 0.1}, {"classes": 3})
+    (0.1, 3)
+    >>> made(lambda lr: lr, "rule 'own'", {"rate": 0.1})
+    Traceback (most recent call last):
+    fedlgm.errors.ConfigError: rule 'own': unknown option 'rate'; its options: lr
+    """
+    parameters, filled = parameters_of(found), filled or {}
+    known = options_of(found, filled)
+    unknown = [key for key in options if key not in known]
+    if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        raise ConfigError(f"{label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
+    arguments = {key: value for key, value in filled.items() if key in parameters} | dict(options)
+    wrong = misfit(found, **arguments)
+    if wrong:
+        raise ConfigError(f"{label}: {wrong}; its options: {', '.join(known) or 'none'}")
+    with users_code(label, found):
+        return found(**arguments)
+
+
+def raised_in(found: Any, error: BaseException) -> str:
+    """A user's exception in one line, with the last line of the user's file in its traceback.
+
+    Args:
+        found: the function, class or object that was called.
+        error: exception that it raised.
+    """
+    while isinstance(found, partial):
+        found = found.func
+    try:
+        own = inspect.getsourcefile(
+            inspect.unwrap(found) if inspect.isroutine(found) or isinstance(found, type) else type(found)
+        )
+    except TypeError:
+        own = None
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((frame for frame in reversed(frames) if frame.filename == own), None)
+    where = "" if place is None else f" ({Path(place.filename).name}, line {place.lineno})"
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"
+
+
+def options_of(found: Any, filled: Iterable[str] = ()) -> tuple[str, ...]:
+    """Parameters of a function or class that a caller may name, without those that the library supplies."""
+    return tuple(key for key, p in parameters_of(found).items() if p.kind in _NAMED and key not in filled)
+
+
+def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
+    """Parameters of a function or class by name; empty if Python does not know them, and for any other object."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (ValueError, TypeError):
+        return {}
+
+
+def source_of(reference: str, what: str) -> tuple[Path | None, str | None]:
+    """File that defines the object `reference`, and the SHA-256 of its bytes in hex.
+
+    Returns:
+        (None, None) if the object has no source file, for example in a compiled module.
+
+    Raises:
+        ConfigError: see `load_object`.
+    """
+    found = load_object(reference, what)
+    try:
+        file = inspect.getsourcefile(found if callable(found) else type(found))
+    except TypeError:
+        file = None
+    file = file or getattr(sys.modules[reference.partition(":")[0]], "__file__", None)
+    if file is None or not Path(file).is_file():
+        return None, None
+    return Path(file), hashlib.sha256(Path(file).read_bytes()).hexdigest()

@@ -1,0 +1,59 @@
+"""Users' functions of rows, called with one row at a time, so that no row can change the value of another one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fedlgm.errors import PrivacyError
+from fedlgm.extension.loader import users_code
+
+T = TypeVar("T")
+
+
+def rows_apart(owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, what: str) -> Tensor:
+    """Values of a user's object for each row [1, ...] alone, as one tensor.
+
+    Every row has a fresh copy of the object, so nothing that it remembers reaches another row. An object that would
+    remember is refused, because its author expects other values, and so is one that keeps state outside of itself.
+
+    Args:
+        owner: the object.
+        function: called with a copy of it, and with a copy of a row.
+        rows: at least one row.
+        what: kind of object, for the message.
+
+    Raises:
+        ConfigError: the object cannot be copied.
+        PrivacyError: its value for a row depends on rows that it has seen before.
+
+    Example:
+        >>> rows_apart(2.0, lambda two, row: two * (row - row.mean(dim=0)), torch.tensor([[1.0], [5.0]]), "scaling")
+        tensor([[0.],
+                [0.]])
+    """
+
+    def fresh() -> T:
+        with users_code(f"{what} cannot be copied", owner):
+            return copy.deepcopy(owner)
+
+    def after(earlier: float) -> Tensor:
+        used = fresh()
+        function(used, earlier * public)
+        return function(used, public.clone())
+
+    each, public = rows.split(1), torch.ones_like(rows[:1])
+    before = function(fresh(), public.clone())
+    values = torch.cat([function(fresh(), row.clone()) for row in each])
+    again = torch.cat([function(fresh(), row.clone()) for row in reversed(each)]).flip(0)
+    pairs = [(values, again), (before, after(3.0)), (before, after(0.25))]
+    if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
+        raise PrivacyError(
+            f"{what} remembers what it has seen, or draws random numbers: its value for a row may depend only on "
+            "that row"
+        )
+    return values

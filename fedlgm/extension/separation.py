@@ -1,0 +1,617 @@
+"""Separation of clients by construction: no state of a user's part passes from one client to the next.
+
+Each client starts from the parts (model, task, trainer) as they were before the first client. A deep copy and
+`Restored` cover state in the attributes of objects. Functions, classes, and what they refer to are shared by all
+copies: `shared_state` names the first of them that could keep state, and the guarantee is then conditional.
+
+Code of `KNOWN` packages keeps nothing between calls outside the attributes and buffers of its objects, and layers of
+PyTorch and parts of this package keep nothing there either (`keeps_nothing`), so that nothing needs to be restored.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import dis
+import enum
+import functools
+import re
+from abc import ABCMeta
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GenericAlias,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    NoneType,
+    UnionType,
+)
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from fedlgm.errors import PrivacyError
+from fedlgm.extension.annotations import with_article
+
+T = TypeVar("T")
+
+KNOWN = frozenset(
+    [
+        "fedlgm",
+        "torch",
+        "torchvision",
+        "transformers",
+        "peft",
+        "numpy",
+        "builtins",
+        "math",
+        "cmath",
+        "operator",
+        "functools",
+        "itertools",
+        "collections",
+        "typing",
+        "typing_extensions",
+        "types",
+        "dataclasses",
+        "abc",
+        "enum",
+        "copy",
+        "contextlib",
+        "__future__",
+    ]
+)
+"""Packages whose code is taken to keep nothing between calls outside of its objects."""
+
+_LAYERS = ("torch.nn.modules.", "torchvision.models.", "fedlgm.")
+_VALUES = (
+    NoneType, bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, re.Pattern,
+    enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, np.dtype, np.generic,
+    np.ufunc, GetSetDescriptorType, MemberDescriptorType,
+)  # fmt: skip
+"""Immutable values."""
+_UNSEEN = frozenset(["data", "numpy", "set_", "storage", "untyped_storage", "asarray", "from_numpy", "from_dlpack"])
+"""Names by which tensors are written without a trace in their version counters, on which `Unchanged` relies."""
+_INSIDE = frozenset(
+    ["__dict__", "__globals__", "__closure__", "__func__", "__defaults__", "__kwdefaults__", "__code__"]
+)  # of objects
+_REFLECTION = frozenset(["globals", "vars", "locals", "setattr", "delattr", "exec", "eval", "compile", "open", "input"])
+_COPYING = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__")
+_MAKING = ("__init__", "__new__", "__post_init__")
+_RANDOM = ("random", "numpy.random")
+_LINKS = ("_parameters", "_buffers", "_modules")
+
+
+class Reached(NamedTuple):
+    """An object that is reached from a part.
+
+    Attributes:
+        path: its name for a message.
+        value: the object.
+        top: attributes of the part that lead to it, as far as a deep copy copies them.
+        shared: whether all deep copies of the part share it.
+        made: whether it is a class that the part's code may call, and not only the class of an object.
+    """
+
+    path: str
+    value: Any
+    top: str
+    shared: bool = True
+    made: bool = False
+
+
+def package_of_code(value: Any) -> str:
+    """Top-level package of the code of a function, class or module."""
+    if isinstance(value, FunctionType):
+        return str(value.__globals__.get("__name__", "")).partition(".")[0]
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+    return str(name).partition(".")[0]
+
+
+def keeps_nothing(part: Any) -> bool:
+    """Whether a part keeps nothing between calls, which its class and the package that defines it say.
+
+    Example:
+        >>> class Own(nn.Module):
+        ...     __module__ = "mypkg.models"
+        >>> keeps_nothing(nn.Sequential(nn.Linear(2, 1))), keeps_nothing(Own())
+        (True, False)
+    """
+    if isinstance(part, nn.Module):
+        kinds = {type(module) for module in part.modules()}
+        known = all(kind.__module__.startswith(_LAYERS) for kind in kinds)
+        hooks = any(_functions(vars(module)) for module in part.modules())
+        return known and not hooks and not _has_any_global_hook()
+    own = type(part)
+    if package_of_code(own) != "fedlgm":
+        return False
+    return all(isinstance(value, _VALUES) for value in getattr(part, "__dict__", {}).values())
+
+
+def _functions(held: dict[str, Any]) -> bool:
+    """Whether a module has hooks or its own `forward`."""
+    return "forward" in held or any(value for name, value in held.items() if name.endswith("_hooks"))
+
+
+def reach(root: Any, path: str) -> Iterator[Reached]:
+    """Everything that a part can reach, itself first, as far as code of `KNOWN` packages.
+
+    Args:
+        root: the part.
+        path: its name.
+    """
+    waiting, seen = [Reached(path, root, path, shared=False)], dict[tuple[int, bool, bool], Any]()
+    while waiting:
+        item = waiting.pop()
+        key = id(item.value), item.shared, item.made
+        if _is_plain(item.value) or key in seen:
+            continue
+        seen[key] = item.value  # so that no other object gets its id
+        yield item
+        waiting += _inside(item)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _VALUES) and package_of_code(type(value)) in KNOWN
+
+
+def _is_plain_layer(value: Any) -> bool:
+    """Whether it is a layer without tensors that keeps nothing, such as a loss of PyTorch."""
+    return isinstance(value, nn.Module) and keeps_nothing(value) and not _tensors_of(value)
+
+
+def _inside(item: Reached) -> list[Reached]:
+    """What an object refers to directly."""
+    path, value, top, shared, made = item
+    if isinstance(value, functools.partial):
+        called = (value.func, *value.args, *value.keywords.values())
+        return [Reached(path, each, top, shared, made=True) for each in called]
+    if isinstance(value, MethodType):
+        return [Reached(path, value.__func__, top), Reached(path, value.__self__, top, shared)]
+    if isinstance(value, FunctionType):
+        return [Reached(name, each, top, made=True) for name, each in _held_by(value, path)]
+    if isinstance(value, property | staticmethod | classmethod | functools.cached_property):
+        functions = (getattr(value, name, None) for name in ("fget", "fset", "fdel", "__func__", "func"))
+        return [Reached(path, each, top) for each in functions if each is not None]
+    if isinstance(value, type):
+        return [Reached(name, each, top) for name, each in _members(value, made)]
+    if isinstance(value, ModuleType | Tensor | np.ndarray) or (shared and _is_plain_layer(value)):
+        return []
+    held: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        held = [(f"{path}[{key!r}]", each) for key, each in value.items()]
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        held = [(f"{path}[{i}]", each) for i, each in enumerate(value)]
+    for name, each in _attributes(value):
+        linked = isinstance(value, nn.Module) and name in _LINKS
+        held += [(f"{path}.{own}".lstrip("."), inner) for own, inner in (each.items() if linked else [(name, each)])]
+    kind = Reached(type(value).__name__, type(value), top)
+    return [kind, *(Reached(name, each, top if shared else name, shared) for name, each in held)]
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(value, "__dict__", {}).items()
+    for base in type(value).__mro__:
+        names = vars(base).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def _held_by(function: FunctionType, path: str) -> list[tuple[str, Any]]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    held = [(name, cell.cell_contents) for name, cell in cells if _filled(cell)]
+    if package_of_code(function) in KNOWN:  # such as a decorator's wrapper: what it calls may be a user's
+        return [(path, value) for _, value in held if callable(value) and not _is_known(value)]
+    held += [(f"default {i}", each) for i, each in enumerate(function.__defaults__ or ())]
+    held += [*(function.__kwdefaults__ or {}).items(), *vars(function).items()]
+    space = function.__globals__
+    held += [(name, space[name]) for name in dict.fromkeys(_globals_of(function.__code__)) if name in space]
+    return [(f"{name!r} of {function.__qualname__}", value) for name, value in held]
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a callable is all code of `KNOWN` packages."""
+    if isinstance(value, MethodType):
+        return _is_known(value.__func__) and package_of_code(type(value.__self__)) in KNOWN
+    if isinstance(value, FunctionType):
+        return package_of_code(value) in KNOWN and value.__closure__ is None
+    kind = value if isinstance(value, type) else type(value)
+    return package_of_code(kind) in KNOWN and not isinstance(value, functools.partial)
+
+
+def _members(kind: type, made: bool) -> Iterator[tuple[str, Any]]:
+    for base in kind.__mro__:
+        if package_of_code(base) in KNOWN:
+            continue
+        remade = made or any(isinstance(each, FunctionType) and _makes_its_kind(each) for each in vars(base).values())
+        for name, value in vars(base).items():
+            code = isinstance(value, FunctionType | property | staticmethod | classmethod | functools.cached_property)
+            special = (name.startswith("__") and name.endswith("__")) or name == "_abc_impl"
+            if (code or not special) and (remade or name not in _MAKING):
+                yield f"{base.__name__}.{name}", value
+
+
+def _makes_its_kind(function: FunctionType) -> bool:
+    """Whether a method may make another object of its class, as `type(self)()`."""
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    return not function.__name__.startswith("__") and bool(names & {"type", "__class__"})
+
+
+def _globals_of(code: CodeType) -> Iterator[str]:
+    for each in _codes(code):
+        for instruction in dis.get_instructions(each):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                yield str(instruction.argval)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes(inner)
+
+
+def shared_state(model: nn.Module | None = None, task: Any = None, trainer: Any = None) -> str | None:
+    """The first thing that copies of a user's parts share and that could keep state; None if there is none.
+
+    Args:
+        model: the model, before the first client.
+        task: its task.
+        trainer: class or function that makes the trainer.
+
+    Example:
+        >>> seen, __name__ = [], "mypkg.losses"
+        >>> def loss(outputs, targets):
+        ...     return (outputs - targets).abs() / len(seen)
+        >>> def plain(outputs, targets):
+        ...     return (outputs - targets).abs()
+        >>> shared_state(task=loss), shared_state(task=plain)
+        ("all copies share 'seen' of loss, a list", None)
+    """
+    if _has_any_global_hook():
+        return "PyTorch has hooks of all modules"
+    parts = {"model": model, "task": task, "trainer": trainer}
+    used = {name: part for name, part in parts.items() if part is not None and not keeps_nothing(part)}
+    for name, part in used.items():
+        fixed = isinstance(part, nn.Module) and any(not each.requires_grad for each in _tensors_of(part).values())
+        for item in reach(part, "" if name == "model" else name):
+            why = _why(item, fixed)
+            if why is not None:
+                return why
+    try:
+        copy.deepcopy(trainer)
+        Restored.pairs(nn.Module() if model is None else model, task)
+    except Exception as error:  # a user's object may raise anything
+        return f"{' and '.join(used)} cannot be copied ({' '.join(f'{type(error).__name__}: {error}'.split())})"
+    return None
+
+
+def fresh(part: T) -> T:
+    """A copy of a part that keeps state, so that the part itself stays as it is; what cannot be copied is shared."""
+    if _ONE_CLIENT.get() or keeps_nothing(part):
+        return part
+    try:
+        return copy.deepcopy(part)
+    except Exception:  # a user's object may raise anything; `shared_state` says so
+        return part
+
+
+def _tensors_of(module: nn.Module) -> dict[int, Any]:
+    """Parameters and buffers, as the memory of a deep copy that shares them."""
+    return {id(each): each for each in (*module.parameters(), *module.buffers())}
+
+
+def _why(item: Reached, unseen: bool) -> str | None:
+    """Why this object could carry state from one copy of its part to the next; None if it could not."""
+    path, value, shared = item.path, item.value, item.shared
+    if isinstance(value, FunctionType):
+        return None if package_of_code(value) in KNOWN else _writes(value, unseen)
+    if isinstance(value, type):
+        return _why_class(value)
+    if isinstance(value, ModuleType):
+        if value.__name__ in _RANDOM:
+            return f"{path} is {value.__name__}, whose random numbers follow from earlier draws"
+        return None if package_of_code(value) in KNOWN else f"{path} is the module {value.__name__}"
+    if isinstance(value, BuiltinFunctionType):
+        owner = value.__self__
+        known = package_of_code(value) in KNOWN or (
+            isinstance(owner, ModuleType | type) and package_of_code(owner) in KNOWN
+        )
+        bound = owner is not None and not isinstance(owner, ModuleType | type)
+        return None if known and not bound else f"{path} is compiled code"
+    if isinstance(value, property | staticmethod | classmethod | functools.cached_property | functools.partial):
+        return None
+    if isinstance(value, functools._lru_cache_wrapper):
+        return f"{path} is a cache"
+    if not shared:
+        return None
+    if isinstance(value, tuple | frozenset | MethodType):
+        return None
+    if _is_plain_layer(value):
+        return None
+    if isinstance(value, GenericAlias | UnionType) or type(value).__module__ in ("typing", "torch._ops"):
+        return None
+    return f"all copies share {path}, {with_article(type(value).__name__)}"
+
+
+def _why_class(kind: type) -> str | None:
+    for base in kind.__mro__:
+        if package_of_code(base) in KNOWN:
+            continue
+        for name in _COPYING:
+            if name in vars(base):
+                return f"{base.__name__} has its own {name}"
+        if package_of_code(type(base)) not in KNOWN and type(base) not in (type, ABCMeta):
+            return f"{base.__name__} has a metaclass, {type(base).__name__}"
+    return None
+
+
+def _writes(function: FunctionType, unseen: bool) -> str | None:
+    """Why a user's function could keep state by itself; None if it could not.
+
+    Args:
+        function: the function.
+        unseen: whether it could write values that `Restored` does not restore.
+    """
+    label, free, space = function.__qualname__, function.__code__.co_freevars, function.__globals__
+    for code in _codes(function.__code__):
+        instructions, root = list(dis.get_instructions(code)), ""
+        sets = any(each.opname in ("STORE_ATTR", "DELETE_ATTR") for each in instructions)
+        for each in instructions:
+            name, kind = str(each.argval), each.opname
+            if kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                return f"{label} writes the global {name!r}"
+            if kind in ("STORE_DEREF", "DELETE_DEREF") and name in free:
+                return f"{label} writes {name!r} of the function around it"
+            if kind == "IMPORT_NAME" and (name.partition(".")[0] not in KNOWN or name in _RANDOM):
+                return f"{label} imports {name!r}"
+            if kind in ("LOAD_GLOBAL", "LOAD_NAME"):
+                if name not in space and not hasattr(builtins, name):
+                    return f"{label} reads the global {name!r}, which is not defined yet"
+                if name not in space and (name in _REFLECTION or (name == "type" and sets)):
+                    return f"{label} calls {name}"
+            if "ATTR" in kind or kind == "LOAD_METHOD":
+                if name in _INSIDE or (unseen and name in _UNSEEN) or (name == "__class__" and sets):
+                    return f"{label} uses .{name}"
+                if name == "random":
+                    return f"{label} uses .random, whose numbers follow from earlier draws"
+                if root and kind in ("STORE_ATTR", "DELETE_ATTR"):
+                    return f"{label} writes an attribute of {root!r}"
+            elif kind in ("LOAD_GLOBAL", "LOAD_NAME") or (kind == "LOAD_DEREF" and name in free):
+                root = name
+            elif kind != "CACHE":
+                root = ""
+    return None
+
+
+_ONE_CLIENT = ContextVar("_ONE_CLIENT", default=False)
+
+
+@contextmanager
+def one_client() -> Iterator[None]:
+    """Trainers that are made in the block get copies of their own and train one client: they restore nothing."""
+    token = _ONE_CLIENT.set(True)
+    try:
+        yield
+    finally:
+        _ONE_CLIENT.reset(token)
+
+
+class Watched:
+    """The users' functions and classes that parts reach, which no client may change: all copies share them.
+
+    Args:
+        parts: see `shared_state`, which would not see a change through another name.
+
+    Example:
+        >>> __name__ = "mypkg.losses"
+        >>> def loss(outputs, targets):
+        ...     this = loss
+        ...     this.seen = outputs
+        >>> watched = Watched(task=loss)
+        >>> loss(1, 2)
+        >>> watched.check()
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.PrivacyError: training has changed loss.seen, which all copies share: ...
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        self._held: list[tuple[Any, dict[str, Any]]] = []
+        if shared_state(**parts) is None:  # otherwise the guarantee is conditional
+            reached = [item for part in parts.values() for item in reach(part, "") if item.shared]
+            held = {id(item.value): item.value for item in reached if _is_watched(item.value)}
+            self._held = [(each, _own_names(each)) for each in held.values()]
+
+    def check(self) -> None:
+        """Refuse a change.
+
+        Raises:
+            PrivacyError: the message names the attribute.
+        """
+        for each, before in self._held:
+            now = _own_names(each)
+            if now.keys() != before.keys() or any(now[name] is not value for name, value in before.items()):
+                name = next(n for n in {**now, **before} if now.get(n, ...) is not before.get(n, ...))
+                label = getattr(each, "__qualname__", type(each).__name__)
+                raise PrivacyError(
+                    f"training has changed {label}.{name}, which all copies share: keep state "
+                    "in attributes of self, which are restored for every client"
+                )
+
+
+def _is_watched(value: Any) -> bool:
+    """Whether it is a user's function or class, or a module that all copies share."""
+    code = isinstance(value, FunctionType | type) and package_of_code(value) not in KNOWN
+    return code or isinstance(value, nn.Module)
+
+
+def _own_names(value: Any) -> dict[str, Any]:
+    """Attributes, without those that Python and its libraries fill in."""
+    return {name: each for name, each in vars(value).items() if not name.startswith(("__", "_abc_", "_torchdynamo"))}
+
+
+class Restored:
+    """A model and its task as they were, again before every client.
+
+    Modules, parameters, buffers and the task stay the same objects, so that what refers to them stays valid. Their
+    attributes are restored. Values of buffers and frozen parameters are not: `Unchanged` refuses a model that writes
+    them.
+
+    Args:
+        module: the model.
+        task: its task.
+
+    Example:
+        >>> class Counts(nn.Linear):
+        ...     def forward(self, x):
+        ...         self.calls = getattr(self, "calls", 0) + 1
+        ...         return super().forward(x)
+        >>> module = Counts(2, 1)
+        >>> restored = Restored.of(module, object())
+        >>> _ = module(torch.zeros(1, 2))
+        >>> changed = restored.restore()
+        >>> hasattr(module, "calls")
+        False
+    """
+
+    def __init__(self, module: nn.Module, task: Any) -> None:
+        self._pairs, tensors = self.pairs(module, task), _tensors_of(module)  # the memo has the copies' ids
+        self._tensors = [(each, dict(vars(each))) for each in tensors.values()]
+        self._watched = Watched(model=module, task=task)
+        self._objects = [_Attributes(before, now) for before, now in self._pairs]
+        self._memo: dict[int, Any] = tensors | {id(before): now for before, now in self._pairs}
+        for (before, _), each in zip(self._pairs, self._objects, strict=True):
+            self._memo |= {id(vars(before)[name]): container for name, container, _ in each.links}
+
+    @staticmethod
+    def pairs(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
+        """Copies of the modules and of the task, which share all tensors, each with its original."""
+        for kind in {base for part in (*module.modules(), task) for base in type(part).__mro__}:
+            if vars(kind).get("__slots__") and package_of_code(kind) not in KNOWN:
+                raise TypeError(f"{kind.__name__} has slots")
+        before, own = copy.deepcopy((module, task), _tensors_of(module))
+        return list(zip((*before.modules(), own), (*module.modules(), task), strict=True))
+
+    @classmethod
+    def of(cls, module: nn.Module, task: Any) -> Restored | None:
+        """None if nothing needs to be restored, or if the parts cannot be copied (`shared_state` then says so)."""
+        if _ONE_CLIENT.get() or (keeps_nothing(module) and keeps_nothing(task)):
+            return None
+        try:
+            return cls(module, task)
+        except Exception:  # a user's object may raise anything
+            return None
+
+    def modes(self) -> list[tuple[nn.Module, bool]]:
+        """Every module, and whether it is in training mode."""
+        return [(part, part.training) for _, part in self._pairs if isinstance(part, nn.Module)]
+
+    def check(self) -> None:
+        """See `Watched.check`."""
+        self._watched.check()
+
+    def restore(self) -> bool:
+        """Undo everything that the last client left behind.
+
+        Returns:
+            Whether it may have left something.
+
+        Raises:
+            PrivacyError: it has changed a class or function.
+        """
+        self.check()
+        changed = False
+        memo = dict(self._memo)
+        for tensor, held in self._tensors:
+            tensor.grad = None
+            if vars(tensor) or held:
+                changed = True
+                vars(tensor).clear()
+                vars(tensor).update(held)
+        for each in self._objects:
+            changed |= each.restore(memo)
+        return changed
+
+
+@contextmanager
+def restored_around(restored: Restored | None) -> Iterator[None]:
+    """Undo what was left behind, before and after the code inside; training modes stay as they are outside."""
+    if restored is None:
+        yield
+        return
+    modes = restored.modes()
+
+    def restore() -> None:
+        restored.restore()
+        for part, mode in modes:
+            part.training = mode
+
+    restore()
+    try:
+        yield
+    finally:
+        restore()
+
+
+class _Attributes:
+    """The attributes of one object.
+
+    Args:
+        before: copy of the object.
+        now: the object.
+    """
+
+    def __init__(self, before: Any, now: Any) -> None:
+        self._now: dict[str, Any] = getattr(now, "__dict__", {})
+        held: dict[str, Any] = getattr(before, "__dict__", {})
+        links = _LINKS if isinstance(now, nn.Module) else ()
+        self._names = held.keys()
+        self._values = [(name, value) for name, value in held.items() if _is_plain(value)]
+        self.links = [
+            (name, self._now[name], dict(self._now[name]) if value else {})
+            for name, value in held.items()
+            if name in links or (type(value) in (dict, OrderedDict, set) and not value)
+        ]
+        others = self._names - {name for name, *_ in (*self._values, *self.links)}
+        self._copied = [(name, value) for name, value in held.items() if name in others]
+
+    def restore(self, memo: dict[int, Any]) -> bool:
+        """Restore them, and return whether they may have changed; `memo` is that of `copy.deepcopy`."""
+        now, changed = self._now, bool(self._copied)
+        for name in now.keys() - self._names:
+            changed = True
+            del now[name]
+        for name, value in self._values:
+            if now.get(name, ...) is not value:
+                changed = changed or name != "training"
+                now[name] = value
+        for name, container, items in self.links:
+            changed |= now.get(name) is not container
+            now[name] = container
+            if len(container) != len(items) or any(container.get(key) is not value for key, value in items.items()):
+                changed = True
+                container.clear()
+                container.update(items)
+        for name, value in self._copied:
+            now[name] = copy.deepcopy(value, memo)
+        return changed

@@ -1,0 +1,368 @@
+"""Checks for users' objects, for use in tests.
+
+    from fedlgm.testing import check_data, check_mechanism, check_model, check_task
+
+    def test_my_model():
+        check_model(Net, my_data, task="regression")
+
+    def test_my_mechanism():
+        check_mechanism(InverseSize("inverse-size"))
+
+Every check passes silently or raises a `FedlgmError` that names the problem in one sentence. The bundled models, data
+and tasks pass the same checks.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm.aggregation import BoundedSum, bound_update
+from fedlgm.data import DataSet, Loadable, Partition, load
+from fedlgm.errors import ConfigError, DataError, Notice, PrivacyError, prefix_key
+from fedlgm.extension.loader import named_arguments
+from fedlgm.extension.separation import fresh, shared_state
+from fedlgm.extension.trial import require_same_losses, try_preparing
+from fedlgm.mechanisms import BoundsExamples, Mechanism
+from fedlgm.mechanisms.base import require_mechanism
+from fedlgm.mechanisms.method import Method
+from fedlgm.planning.clipping import Scaling
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
+from fedlgm.privacy.accounting import composed_epsilon
+from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, inputs, models, tasks
+from fedlgm.training.example_level.bounding import bound_gradients
+from fedlgm.training.example_level.scaling import one_by_one
+from fedlgm.training.tasks import Task
+from fedlgm.training.tasks.base import SUMMED, figures_of, require_separate_losses, require_sums
+
+_EXAMPLES = 6  # of each probed client
+_BATCH = 4
+_SCALES = (0.0, 1e-6, -0.05, 1.0, -1e4)  # of made-up releases: none, tiny, of the other sign, large
+_JUMPS = 0.1  # where rounding moves an activation across zero a gradient jumps: 5 % of VGG-16's update
+
+
+@named_arguments
+def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -> DataSet:
+    """Check a data set's lengths, shapes, types, finite values, targets for the task, and clients.
+
+    Args:
+        data: any argument of `fedlgm.data.load`; it must return the same arrays every time, so that runs can be
+            resumed.
+        task: any argument of `fedlgm.training.tasks.get`.
+        allow_empty: whether clients may lack examples. A run skips them, but they count as clients.
+
+    Returns:
+        The set, with targets of the task's type.
+
+    Raises:
+        FedlgmError: a check fails.
+
+    >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
+    >>> check_data({"train": (x, y), "test": (x, y), "clients": [[0, 1, 2], [3, 4, 5]]}).classes
+    2
+    """
+    found = load(data)
+    if not _same(found, load(data)):
+        raise DataError(f"data {found.name!r}: loading it twice gives different arrays; fix its random seed")
+    own, checked = tasks.get(task), found.checked()
+    before = fresh(own)
+    found = own.prepare(checked)
+    try_preparing(before, checked, found)
+    if found.clients is not None and not allow_empty:
+        _check_clients(found.name, found.clients)
+    return found
+
+
+@named_arguments
+def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, facts: RunFacts | None = None) -> None:
+    """Check a mechanism: pure plans, bounds, an event that covers the noise, the budget, and serialisation of plans.
+
+    Plans are made for the first and for later rounds, with artificial past releases; the cost of a round must not
+    depend on these. The check measures how far a client moves the sum and ignores the mechanism's statements.
+
+    Args:
+        mechanism: the mechanism.
+        layers: layers of a model; by default four, from 1 to 300 coordinates.
+        facts: the run's facts, with a budget; by default central trust and epsilon 8 at 1e-5 over 6 rounds in which
+            every client takes part (accounted for in closed form).
+
+    Raises:
+        FedlgmError: the contract is violated.
+
+    >>> from fedlgm import mechanisms
+    >>> check_mechanism(mechanisms.get("uniform"))
+    """
+    require_mechanism(mechanism)
+    unused = copy.deepcopy(mechanism)
+    layers = mechanism.table(layers or LayerTable.from_sizes({"a": 12, "b": 1, "c": 300, "d": 40}))
+    facts = facts or RunFacts(0.0, Sampling("poisson", 100, 1.0), rounds=6, epsilon=8.0, delta=1e-5)
+    method = Method.calibrated(mechanism, layers, facts)
+    facts = method.facts
+    costs = mechanism.costs(layers, facts.rounds)
+    if np.shape(costs) != (facts.rounds,):
+        raise ConfigError(f"{mechanism.name}: costs must have one figure per round, got shape {np.shape(costs)}")
+    events = []
+    for scale in _SCALES:  # `Method.plan` refuses a round whose cost follows from what was released
+        for other in _transcripts(method, scale):
+            method.plan(other)
+    for transcript in _transcripts(method):
+        plan = _pure_plan(method, transcript, copy.deepcopy(unused))
+        if not plan.protected:
+            continue  # nothing is claimed
+        if isinstance(mechanism, BoundsExamples):
+            _check_scaling(mechanism.name, plan, mechanism.scaling(plan))
+        _check_bounds(mechanism, plan)
+        events.append((plan.event, 1))
+    charged = events[: facts.releases] if facts.run is None else events
+    spent = composed_epsilon(charged, facts.budget()[1]) if charged else 0.0
+    if spent > facts.budget()[0] * (1 + 1e-6) and (costs <= 1).all():
+        raise PrivacyError(
+            f"{mechanism.name}: {facts.releases} rounds cost epsilon {spent:.4g}, but the budget is {facts.epsilon:g}"
+        )
+
+
+def _transcripts(method: Method, scale: float = 0.05) -> Iterator[Transcript]:
+    """Transcripts of every round, with artificial releases of this size."""
+    generator = torch.Generator().manual_seed(1)
+    transcript = Transcript.start(torch.randn(method.layers.size, generator=generator))
+    for _ in range(method.facts.rounds):
+        yield transcript
+        plan = method.plan(transcript)
+        mean = torch.randn(plan.size, generator=generator) * scale
+        model = transcript.models[-1] + 2 * scale * torch.randn(method.layers.size, generator=generator)
+        transcript = transcript.extend(model, mean, plan)
+
+
+def _pure_plan(method: Method, transcript: Transcript, fresh: Mechanism) -> ReleasePlan:
+    """The plan, checked to be equal when made again, made by a copy of the mechanism, and sent as JSON."""
+    mechanism, layers, facts = method.mechanism, method.layers, method.facts
+    past = tuple(tensor.clone() for tensor in _tensors(transcript))
+    planned = method.plan(transcript)
+    plan, again, resumed = (m.plan(layers, facts, transcript) for m in (mechanism, mechanism, fresh))
+    if plan.to_json() != again.to_json():
+        raise PrivacyError(f"{mechanism.name}: plan() returns a different plan for the same arguments: it must be pure")
+    if plan.to_json() != resumed.to_json():
+        raise PrivacyError(
+            f"{mechanism.name}: after earlier rounds plan() returns a different plan from a new object, such as a "
+            "resumed run makes: it must depend only on its arguments, and keep no state"
+        )
+    if any(not torch.equal(one, now) for one, now in zip(past, _tensors(transcript), strict=True)):
+        raise PrivacyError(
+            f"{mechanism.name}: plan() changes the past releases that it is given: leave them as they are"
+        )
+    if plan.facts != facts:
+        raise PrivacyError(f"{mechanism.name}: the plan's facts are not the run's: pass `facts` on unchanged")
+    received = ReleasePlan.from_json(layers, planned.to_json())
+    if received.to_json() != planned.to_json() or received.event != planned.event:
+        raise ConfigError(f"{mechanism.name}: the plan changes when it is sent to the clients")
+    return planned
+
+
+def _tensors(transcript: Transcript) -> tuple[Tensor, ...]:
+    return (*transcript.models, *(() if transcript.mean is None else (transcript.mean,)))
+
+
+def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
+    """Check that no contribution moves the sum further, in units of the noise, than the plan's event covers."""
+    size, scales = plan.layers.size, plan.scales
+    generator = torch.Generator().manual_seed(2)
+    tried = [scale * torch.randn(size, generator=generator) for scale in (1e-3, 1.0, 1e6)]
+    for low, high in zip(plan.layers.offsets[:-1], plan.layers.offsets[1:], strict=True):
+        tried.append(torch.zeros(size).index_fill_(0, torch.arange(low, high), 1e6))
+    examples = isinstance(mechanism, BoundsExamples)
+    if (plan.bounded_by == "trainer") != examples:
+        who = "its trainer to" if plan.bounded_by == "trainer" else "the sum to"
+        raise PrivacyError(f"{mechanism.name}: its plan relies on {who} bound, but its class does not (BoundsExamples)")
+    if plan.size == 0:
+        return
+    order = 2 if plan.family == "gaussian" else 1
+    for update in tried:
+        if isinstance(mechanism, BoundsExamples):
+            total = BoundedSum.empty(plan)
+            total.add(bound_gradients(update[None], mechanism.scaling(plan), plan))
+            bounded = total.total
+        else:
+            bounded = bound_update(update, plan)
+        moved = float(np.linalg.norm(bounded.numpy() / scales, order))
+        _require_covered(f"{mechanism.name}: {'an example' if examples else 'a client'}", moved, plan)
+
+
+def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
+    """Check that no example's gradient, for any norms, exceeds the plan's bounds and event."""
+    count, generator = len(plan.layers), torch.Generator().manual_seed(3)
+    rows = [torch.rand(64, count, dtype=torch.float64, generator=generator) * scale for scale in (1e-6, 1.0, 1e9)]
+    norms = torch.cat([*rows, torch.zeros(1, count).double(), 1e9 * torch.eye(count).double()])
+    factors = one_by_one(scaling).factors(norms)
+    lengths = (factors * norms).numpy()
+    if (lengths > np.where(plan.released, plan.clip, np.inf) * (1 + 1e-9)).any():
+        raise PrivacyError(f"{name}: its scaling leaves an example's gradient longer than the plan's bounds")
+    moved = float(np.linalg.norm(lengths[:, plan.indices] / plan.sigma[plan.indices], axis=1).max(initial=0.0))
+    _require_covered(f"{name}: an example", moved, plan)
+
+
+def _require_covered(unit: str, moved: float, plan: ReleasePlan) -> None:
+    """Refuse a unit that moves the sum, in units of the noise, further than the plan's event covers."""
+    times = moved * plan.effective_multiplier
+    if times > 1 + 1e-6:
+        raise PrivacyError(f"{unit} moves the sum by {times:.4g} times what is accounted for")
+
+
+@named_arguments
+def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
+    """Check a task on a batch: a loss per example that no other example changes, their mean, gradients and metrics.
+
+    Args:
+        task: any argument of `fedlgm.training.tasks.get`.
+        outputs: outputs of a model [n, ...], n >= 2.
+        targets: targets [n, ...] of the task's type.
+
+    Returns:
+        The task.
+
+    Raises:
+        FedlgmError: a check fails.
+
+    >>> check_task(torch.nn.L1Loss(reduction="none"), torch.randn(8), torch.randn(8)).headline
+    'loss'
+    """
+    found = tasks.get(task)
+    label, count = f"task {found.name!r}", len(targets)
+    before = outputs.clone(), targets.clone()
+    losses = found.losses(outputs, targets)
+    if not (torch.equal(before[0], outputs) and torch.equal(before[1], targets)):
+        raise ConfigError(f"{label}: losses change the outputs or targets that they are given: leave them as they are")
+    if losses.shape != (count,):
+        raise ConfigError(
+            f"{label}: losses must have shape ({count},), one per example, but they have {tuple(losses.shape)}"
+            + ("" if losses.ndim else SUMMED)
+        )
+    require_separate_losses(found, outputs, targets)
+    stacked = torch.func.vmap(torch.func.grad(found.loss))(outputs[None], targets[None])[0]
+    gradient = torch.zeros_like(outputs)
+    for operation in found.gradient_operations(outputs, targets, gradient):
+        operation()
+    if not inputs.close(gradient, stacked):
+        raise ConfigError(f"{label}: gradient_operations do not write the gradient of the mean loss")
+    whole = figures_of(found, [(outputs, targets)])
+    for name in ("loss", found.headline):
+        if name not in found.set_metrics() and not np.isfinite(whole.get(name, np.nan)):
+            raise ConfigError(f"{label}: its metrics need a finite {name!r}, got {whole}")
+    require_sums(found, outputs, targets)
+    return found
+
+
+@named_arguments
+def check_model(
+    model: models.Model, data: Loadable, task: Any = None, *, vectorized: bool = True, **options: Any
+) -> None:
+    """Check a model: trainable parameters, no trained buffers, outputs that fit the task, and every trainer.
+
+    Local training must be deterministic and independent of earlier clients, and must give the same result for one
+    client at a time and for many at once.
+
+    Args:
+        model: any argument of `fedlgm.training.models.build`.
+        data: any argument of `fedlgm.data.load`; a few of its test examples are used.
+        task: any argument of `fedlgm.training.tasks.get`.
+        vectorized: whether it must also train many clients at once (`training.vectorize`).
+        **options: options of the model.
+
+    Raises:
+        FedlgmError: a check fails.
+
+    >>> x, y = np.random.default_rng(1).normal(size=(40, 6)), np.arange(40) % 2
+    >>> check_model(nn.Linear(6, 2), {"train": (x, y), "test": (x, y)})
+    """
+    found, own = load(data), tasks.get(task)
+    before, given = fresh(own), found
+    found = own.prepare(given)
+    on_parts, unused = try_preparing(before, given, found), fresh(own)
+
+    def build() -> nn.Module:
+        return models.build(model, in_shape=found.shape, classes=own.outputs(found), **options)
+
+    module = build()
+    models.require_trainable(module)
+    fresh(own).check(module, found)
+    layers = LayerTable.from_module(module)
+    start = layers.flatten(module)
+    if not torch.equal(start, layers.flatten(build())):
+        raise ConfigError("model: building it twice gives different weights; draw them with torch only")
+    clients = _clients(found)
+    require_same_losses(fresh(unused), on_parts, build(), clients[0].x, clients[0].y)
+    with prefix_key("model"):
+        models.require_repeatable(module, clients[0].x)
+        drawn = models.draws_at_random(module, clients[0].x)
+        if not drawn:
+            models.require_separate(module, clients[0].x)
+
+    why = shared_state(build(), fresh(own))
+    if why is not None:
+        warnings.warn(Notice(f"a run's guarantee would be conditional: {why}"), stacklevel=3)
+    settings = LocalTraining(lr=0.01, batch_size=_BATCH)
+    sequential = SequentialTrainer(build(), layers, settings, task=own)
+    first, second, again = (update.clone() for update in sequential.updates(start, _fresh(clients, 0, 1, 0)))
+    if not torch.isfinite(first).all() or not first.any():
+        problem = "does not change" if torch.isfinite(first).all() else "turns NaN or infinite"
+        raise ConfigError(f"model: it {problem} in training on the data's first test examples")
+    reverse = SequentialTrainer(build(), layers, settings, task=unused).updates(start, _fresh(clients, 1, 0))
+    _, after = (update.clone() for update in reverse)
+    if not (torch.equal(first, again) and torch.equal(first, after)):
+        raise ConfigError(
+            "model: its update depends on the client that was trained before: it or the task keeps state, or draws "
+            "random numbers"
+        )
+    if vectorized and not drawn:  # PyTorch cannot draw for many clients at once: they are trained one by one
+        many = VectorizedTrainer(build(), layers, settings, width=2, task=own)
+        both = torch.cat([update.clone() for update in many.updates(start, _fresh(clients, 0, 1))])
+        alone = torch.cat([first, second])
+        if not bool(((both - alone).norm(dim=1) <= _JUMPS * alone.norm(dim=1)).all()):
+            raise ConfigError(
+                "model: training many clients at once gives different updates from training one after another"
+            )
+
+
+def _check_clients(name: str, clients: Partition) -> None:
+    empty = np.flatnonzero(clients.sizes == 0)
+    if len(empty):
+        shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        raise DataError(f"data {name!r}: {len(empty)} of {len(clients)} clients have no examples: {shown}")
+
+
+def _clients(data: DataSet) -> list[ClientTask]:
+    """Two clients of unequal size, of test examples."""
+    made, start = [], 0
+    for count in (_EXAMPLES, _EXAMPLES - 3):
+        rows = np.arange(start, start + count) % len(data.test_y)
+        x = inputs.tensors(inputs.take(data.test_x, rows))
+        made.append(ClientTask(x, torch.from_numpy(data.test_y[rows]), torch.Generator(), 2))
+        start += count
+    return made
+
+
+def _fresh(clients: Sequence[ClientTask], *numbers: int) -> list[ClientTask]:
+    """The clients of those numbers, each with the same order of examples every time."""
+    chosen = [(number, clients[number]) for number in numbers]
+    return [ClientTask(c.x, c.y, torch.Generator().manual_seed(number), c.epochs) for number, c in chosen]
+
+
+def _same(left: DataSet, right: DataSet) -> bool:
+    """Whether two sets hold the same arrays."""
+    if left is right:
+        return True
+    pairs = [(left.train_y, right.train_y), (left.test_y, right.test_y)]
+    for one, other in ((left.train_x, right.train_x), (left.test_x, right.test_x)):
+        ones, others = map(inputs.parts, (one, other))
+        if len(ones) != len(others):
+            return False
+        pairs += zip(ones, others, strict=True)
+    return all(np.array_equal(one, other, equal_nan=one.dtype.kind == "f") for one, other in pairs)

@@ -1,0 +1,188 @@
+"""Trials of a user's model, task and trainer on a few examples, before a run writes anything.
+
+An update must be a function of the client's own examples, and a prepared example one of that example alone. A trial
+finds mistakes early and proves nothing: `fedlgm.extension.separation` keeps clients apart by construction.
+`fedlgm.training.example_level.trial` has the stricter trial of runs that bound examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm.data import DataSet
+from fedlgm.data.pixels import Pixels
+from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.extension.loader import users_code
+from fedlgm.extension.separation import fresh
+from fedlgm.training import inputs, models
+from fedlgm.training.devices import or_another_thread, seeded
+from fedlgm.training.inputs import Inputs
+from fedlgm.training.tasks.base import ExampleLosses, Task, require_separate_losses, require_sums
+
+Examples = tuple[Inputs, Tensor]
+"""Inputs and targets of a few examples."""
+
+
+def try_clients(
+    module: nn.Module,
+    updates: Callable[[Sequence[Examples]], Sequence[Tensor]],
+    task: Task,
+    x: Inputs,
+    y: Tensor,
+    owner: Any,
+) -> None:
+    """Refuse a model or task that carries state from one client to the next, or fails in training.
+
+    Args:
+        module: the initial model.
+        updates: function that returns the updates [D] of clients with these examples and the same random numbers, one
+            after another, from a model and a task that have seen no examples.
+        task: its task.
+        x: inputs of a few public examples [n, ...].
+        y: their targets [n, ...].
+        owner: the user's class on trial; a message names its line.
+
+    Raises:
+        ConfigError: the message names the problem.
+    """
+
+    def made() -> list[Tensor]:
+        one, other = (x, y), (inputs.take(x, slice(1)), y[:1])
+        return [*updates([one, one]), updates([other, one])[1], updates([one, other])[0]]
+
+    with prefix_key("model"):
+        models.require_repeatable(module, x)
+    require_alike(made, len(y), owner)
+    check_losses(module, task, x, y)
+
+
+def prepare_rows(task: Task, data: DataSet) -> DataSet:
+    """The data as a task's own `targets` makes them, from one training example at a time by a fresh copy of the task.
+
+    Args:
+        task: the task; its `prepare` is the library's.
+        data: the data before that.
+
+    Raises:
+        ConfigError: all training examples together give other targets.
+    """
+    whole, y = fresh(task).prepare(data), data.train_y
+    rows = [fresh(task).targets(y[i : i + 1], "training") for i in range(len(y))]
+    train_y = np.concatenate(rows) if rows else whole.train_y
+    if not _near(train_y, whole.train_y):
+        raise _mixing(task)
+    return replace(data, train_y=train_y, test_y=whole.test_y)
+
+
+def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
+    """Refuse a user's task that prepares an example by means of other training examples, such as their mean.
+
+    Args:
+        task: the task before it has prepared the data.
+        data: the data before that.
+        prepared: what the task has made of them.
+
+    Returns:
+        Copies of the task that have each prepared a part of the data, for `require_same_losses`.
+
+    Raises:
+        ConfigError: the examples of a part would be others without the rest of the training examples.
+    """
+    made, order = [], np.random.default_rng(0).permutation(len(data.train_y))  # they may be sorted by class
+    for half in np.array_split(order, 2) if len(order) > 1 else ():
+        rows, own = np.sort(half), fresh(task)
+        try:
+            alike = _prepares_alike(own, data, prepared, rows)
+        except Exception:  # a part may lack a class
+            continue
+        if not alike:
+            raise _mixing(task)
+        made.append(own)
+    return made
+
+
+def _mixing(task: Task) -> ConfigError:
+    return ConfigError(
+        f"task {task.name!r} prepares an example by means of other training examples, such as their mean, so that one "
+        "of them changes all others beyond every bound: use constants that are public"
+    )
+
+
+@torch.no_grad()
+def require_same_losses(task: Task, others: Sequence[Task], module: nn.Module, x: Inputs, y: Tensor) -> None:
+    """Refuse a task whose losses depend on the training examples that it has prepared.
+
+    Args:
+        task: the task, which has prepared all of them.
+        others: copies that have prepared parts, from `try_preparing`.
+        module: the initial model.
+        x: inputs of a few public examples [n, ...].
+        y: their targets [n, ...].
+
+    Raises:
+        ConfigError: the losses differ.
+    """
+    if not others:
+        return
+    with users_code(f"task {task.name!r}: its losses cannot be computed", task):
+        outputs = inputs.call(module.eval(), x)
+        losses = [each.losses(outputs, y) for each in (task, *others)]
+    if not all(inputs.close(losses[0], other) for other in losses[1:]):
+        raise ConfigError(
+            f"task {task.name!r}: its losses depend on the training examples that it has prepared, such as their mean, "
+            "so that one of them changes all updates beyond every bound: use constants that are public"
+        )
+
+
+def _prepares_alike(task: Task, data: DataSet, prepared: DataSet, rows: np.ndarray) -> bool:
+    """Whether a task makes the same examples of these rows alone as of all training examples, up to rounding."""
+    alone, kept = task.prepare(data.keep(rows)), prepared.keep(rows)
+    pairs = [(alone.train_y, kept.train_y), (alone.test_y, kept.test_y)]
+    for name in ("train_x", "test_x"):
+        held = alone.held(name), kept.held(name)
+        if not any(isinstance(part, Pixels) for part in held):  # bytes are never changed in place
+            pairs += zip(*map(inputs.parts, held), strict=True)
+    return all(_near(one, other) for one, other in pairs)
+
+
+def _near(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype or one.dtype.kind != "f":
+        return np.array_equal(one, other)
+    return bool(np.allclose(one, other, rtol=1e-5, atol=1e-8, equal_nan=True))
+
+
+@torch.no_grad()
+def check_losses(module: nn.Module, task: Task | ExampleLosses, x: Inputs, y: Tensor) -> None:
+    """The rules of `fedlgm.extension.testing.check_task` that need a model's outputs."""
+    with prefix_key("task"):
+        outputs = inputs.call(module, x)
+        require_separate_losses(task, outputs, y)
+        if isinstance(task, Task) and len(y) > 1:
+            require_sums(task, outputs, y)
+
+
+def require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) -> None:
+    """Refuse updates or sums that differ although the same examples made them.
+
+    Args:
+        made: function that makes all of them.
+        count: number of examples, for the message.
+        owner: the user's class on trial; a message names its line.
+
+    Raises:
+        ConfigError: they differ, or training fails.
+    """
+    with users_code(f"training on {count} test examples fails", owner), seeded(None):
+        first, *others = made()
+    if not all(torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True) for again in others):
+        raise ConfigError(
+            "an update depends on what was trained before or with it: model, task or trainer remember or mix what they "
+            "see, which would carry one client's data into another's update, or draw random numbers without PyTorch"
+            + or_another_thread()
+        )

@@ -1,0 +1,76 @@
+"""One common cap on the norms of a client's layers, as high as the bound of the whole update permits.
+
+An update is a client's own, so any function of it may replace it before the plan bounds it: sensitivity, noise and
+charge depend on the bound alone. Water-filling chooses which part of a large update the bound keeps. Flat clipping
+scales all layers by one factor, so a layer with a large norm leaves little of the bound to the others. Water-filling
+cuts only the layers above a common level c, with sum_j min(||g_j||, c)^2 = S^2:
+
+* an update within S is not changed;
+* if all layers have at least the norm S / sqrt(K), each is cut to S / sqrt(K), as by per-layer clipping;
+* in between, small layers are not cut, and large layers share the rest of the bound.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedlgm.planning.layers import LayerTable
+
+
+def level(squares: Tensor, bound: float) -> Tensor:
+    """The level c with sum_j min(||g_j||^2, c^2) = S^2, [b]; infinite for updates within S or without a finite norm.
+
+    Args:
+        squares: squared l2 norms of the layers, [b, K].
+        bound: l2 bound S of the whole update.
+
+    Example:
+        >>> level(torch.tensor([[0.36, 4.0], [9.0, 4.0], [0.25, 0.5]]), 1.0).tolist()
+        [0.800000011920929, 0.7071067690849304, inf]
+    """
+    ordered = squares.sort(dim=1).values
+    # Energy of the smaller layers: a difference of sums would lose it beside a large layer.
+    within = torch.nn.functional.pad(ordered[:, :-1].cumsum(dim=1), (1, 0))
+    sharing = torch.arange(squares.shape[1], 0, -1, device=squares.device)
+    found = (bound**2 - within) / sharing
+    # Of the levels that do not exceed the smallest layer above them, the largest cuts only layers above it.
+    found = torch.where(found <= ordered, found, 0.0).amax(dim=1).sqrt()
+    total = squares.sum(dim=1)
+    return torch.where((total > bound**2) & total.isfinite(), found, torch.inf)
+
+
+def filled(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:
+    """Updates [b, D] with no layer above its update's `level`; values that are not finite stay.
+
+    Args:
+        updates: clients' raw updates, which are not changed.
+        squares: squared l2 norms of their layers, [b, K].
+        sizes: coordinates of the layers.
+        bound: l2 bound S of the whole update.
+
+    Example:
+        >>> update = torch.tensor([[0.6, 0.0, 2.0]])
+        >>> filled(update, torch.tensor([[0.36, 4.0]]), (1, 2), 1.0).double().round(decimals=3).tolist()
+        [[0.6, 0.0, 0.8]]
+    """
+    factors = (level(squares, bound)[:, None] / squares.sqrt()).clamp(max=1.0).nan_to_num(nan=1.0)
+    repeats = torch.tensor(sizes, device=updates.device)
+    return updates * torch.repeat_interleave(factors.to(updates.dtype), repeats, dim=1)
+
+
+def filled_row(update: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:
+    """`filled` for one update [D] on the CPU, whose norms are accurate for layers of any size.
+
+    Example:
+        >>> filled_row(torch.tensor([0.0, 0.0, 2.0]), (1, 2), 1.0).tolist()
+        [0.0, 0.0, 1.0]
+    """
+    return filled(update[None], _layers(sizes).squared_norms(update)[None], sizes, bound)[0]
+
+
+@lru_cache(maxsize=16)
+def _layers(sizes: tuple[int, ...]) -> LayerTable:
+    return LayerTable.from_sizes({str(j): size for j, size in enumerate(sizes)})

@@ -1,0 +1,1 @@
+"""Noise: keys, draws, correlation over rounds, and the only place that adds noise to a sum."""

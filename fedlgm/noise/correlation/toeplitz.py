@@ -1,0 +1,84 @@
+"""Coefficients of banded Toeplitz strategies: the square root in closed form, the optimum by L-BFGS.
+
+If bands equal the rounds between participations, the sensitivity is sqrt(k) times the coefficients' norm. The optimum
+then does not depend on the schema, and one C serves minimum separation, fixed cycles and amplification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.signal import lfilter
+
+from fedlgm.noise.correlation.workloads import Workload
+
+Reduce = Literal["mean", "max"]
+
+_EXPLODED = 1e3  # logarithm of an error beyond the doubles' range
+
+
+def square_root(workload: Workload, bands: int) -> np.ndarray:
+    """First coefficients of the square root of A, normalised, [bands].
+
+    1, 1/2, 3/8, 5/16, ... for prefix sums (Fichtenberger et al. 2022, arXiv 2202.11205); with momentum beta and decay
+    alpha sum_i r_i r_{j-i} alpha^i beta^{j-i} (Kalinin and Lampert 2024, arXiv 2405.13763, Theorem 1).
+    """
+    j = np.arange(bands)
+    root = np.cumprod(np.concatenate([[1.0], (2 * j[1:] - 1) / (2 * j[1:])]))
+    return _unit(np.convolve(root * workload.decay**j, root * workload.momentum**j)[:bands])
+
+
+def optimal(workload: Workload, rounds: int, bands: int, reduce: Reduce) -> np.ndarray:
+    """Normalised coefficients that minimise norm times error, [bands].
+
+    Args:
+        workload: workload of the error.
+        rounds: T.
+        bands: number of coefficients, at most T.
+        reduce: "mean" minimises the root mean square over the outputs, "max" the largest.
+    """
+    start = square_root(workload, bands)
+    if bands == 1:
+        return start
+    error_of = _toeplitz_loss(workload.column(rounds), reduce)
+
+    def loss(c: np.ndarray) -> tuple[float, np.ndarray]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            error, gradient = error_of(c)
+        norm = c @ c
+        if not (np.isfinite(error) and np.isfinite(gradient).all()):  # C^-1 explodes: the line search turns back
+            return _EXPLODED, np.zeros_like(c)
+        return np.log(error * norm), gradient / error + 2 * c / norm
+
+    options = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-11, "maxcor": 20}
+    # The loss does not depend on the scale of c. The first step has length 1: a small part of a long vector.
+    return _unit(minimize(loss, 100 * start, jac=True, method="L-BFGS-B", options=options).x)
+
+
+def _unit(c: np.ndarray) -> np.ndarray:
+    return c / np.linalg.norm(c)
+
+
+def _backward(c: np.ndarray, gradient: np.ndarray, output: np.ndarray) -> np.ndarray:
+    """Gradient with respect to c of a function of output = C^-1 a, given that with respect to the output."""
+    solved = lfilter([1.0], c, gradient[::-1])[::-1]  # C^-T
+    return -np.array([solved[j:] @ output[: output.size - j] for j in range(c.size)])
+
+
+def output_weights(rounds: int, reduce: Reduce) -> np.ndarray:
+    """Weights [T] of a Toeplitz matrix's squared coefficients in the mean, or the largest, squared norm of its rows."""
+    return np.ones(rounds) if reduce == "max" else (rounds - np.arange(rounds)) / rounds
+
+
+def _toeplitz_loss(column: np.ndarray, reduce: Reduce) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
+    """Mean (or last, which is the largest) squared error of a Toeplitz workload, in O(T b)."""
+    weights = output_weights(column.size, reduce)
+
+    def loss(c: np.ndarray) -> tuple[float, np.ndarray]:
+        output = lfilter([1.0], c, column)
+        return float(weights @ output**2), _backward(c, 2 * weights * output, output)
+
+    return loss

@@ -1,0 +1,78 @@
+"""A run's use of its releases: the linear map A from released vectors to models, output t = sum_r A[t, r] y_r.
+
+Only the error depends on A, never the privacy claim: everything after a release is post-processing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import toeplitz
+from scipy.signal import lfilter
+
+from fedlgm.errors import ConfigError, check_below_one, check_rate
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A linear server optimizer: m_t = momentum m_{t-1} + y_t, model_t = decay model_{t-1} + m_t.
+
+    The default is plain averaging, whose outputs are the prefix sums of the releases. Adam and other non-linear
+    servers have no such map; prefix sums or momentum then replace it.
+
+    Example:
+        >>> Workload(momentum=0.5).matrix(3)
+        array([[1.  , 0.  , 0.  ],
+               [1.5 , 1.  , 0.  ],
+               [1.75, 1.5 , 1.  ]])
+
+    Attributes:
+        momentum: beta in [0, 1).
+        decay: factor alpha in (0, 1] by which the model shrinks each round (weight decay).
+
+    Raises:
+        ConfigError: a value is outside its range.
+
+    Source: Kalinin and Lampert 2024 (arXiv 2405.13763), Section 3, for momentum and weight decay.
+    """
+
+    momentum: float = 0.0
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_below_one(momentum=self.momentum)
+        check_rate(decay=self.decay)
+
+    def column(self, rounds: int) -> np.ndarray:
+        """First column of A, which is Toeplitz, float64 [T]."""
+        return self.apply(np.eye(rounds, 1))[:, 0]
+
+    def matrix(self, rounds: int) -> np.ndarray:
+        """A, float64 [T, T], lower triangular."""
+        return toeplitz(self.column(rounds), np.zeros(rounds))
+
+    def apply(self, x: np.ndarray) -> np.ndarray:
+        """A x for the columns of x, [T, n]."""
+        moved = lfilter([1.0], [1.0, -self.momentum], x, axis=0)
+        return lfilter([1.0], [1.0, -self.decay], moved, axis=0)
+
+    def variances(self, coefficients: np.ndarray, rounds: int) -> np.ndarray:
+        """Squared row norms of A C^-1 for a lower-triangular Toeplitz C: variance of each output, [T]."""
+        return np.cumsum(lfilter([1.0], coefficients, self.column(rounds)) ** 2)
+
+
+PREFIX = Workload()
+
+
+def as_workload(workload: str | Workload) -> Workload:
+    """A workload by name ("prefix"), or the object itself.
+
+    Raises:
+        ConfigError: the name is unknown.
+    """
+    if isinstance(workload, Workload):
+        return workload
+    if workload == "prefix":
+        return PREFIX
+    raise ConfigError(f"unknown workload {workload!r}; known: 'prefix', or a fedlgm.noise.correlation.Workload")

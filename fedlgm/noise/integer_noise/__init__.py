@@ -1,0 +1,26 @@
+"""Laws of integer noise that nodes add in shares. Each is one class, and no other code distinguishes them."""
+
+from __future__ import annotations
+
+from fedlgm.errors import check_known
+from fedlgm.noise.integer_noise.gaussian import DiscreteGaussian
+from fedlgm.noise.integer_noise.law import IntegerNoise
+from fedlgm.noise.integer_noise.skellam import Skellam
+
+LAWS: dict[str, IntegerNoise] = {law.name: law for law in (DiscreteGaussian(), Skellam())}
+
+__all__ = ["LAWS", "DiscreteGaussian", "IntegerNoise", "Skellam", "get"]
+
+
+def get(name: str) -> IntegerNoise:
+    """A law by its name.
+
+    Raises:
+        ConfigError: the name is unknown.
+
+    Example:
+        >>> get("skellam").least_deviation
+        32
+    """
+    check_known("noise", name, LAWS)
+    return LAWS[name]

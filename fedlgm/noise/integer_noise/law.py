@@ -1,0 +1,66 @@
+"""Interface of a law of integer noise."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
+
+class IntegerNoise(ABC):
+    """A symmetric law on the integers from which nodes draw their shares of the noise.
+
+    A new law is a subclass in its own file, listed in `fedlgm.noise.integer_noise.LAWS`.
+
+    Attributes:
+        name: name of the law in recipes and in `distributed_epsilon`.
+        words: name of the law in a guarantee's sentence. Empty for the default, since plans' texts key their noise.
+        least_deviation: least standard deviation of a node's noise, in grid units, for which the bounds are stated.
+    """
+
+    name: str
+    words: str = ""
+    least_deviation: int
+
+    @abstractmethod
+    def variance(self, wanted: float, parties: int) -> int:
+        """Variance of each party's noise at which the sum costs no more than Gaussian noise.
+
+        Args:
+            wanted: variance of this Gaussian noise, in squared grid units.
+            parties: number of honest parties whose noise is in the sum.
+        """
+
+    @abstractmethod
+    def draw(self, variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
+        """One party's noise, int64 [size]."""
+
+    @abstractmethod
+    def event(self, multiplier: float) -> dp_event.DpEvent:
+        """Cost of one sum whose noise has the parties' variances of `variance`.
+
+        Args:
+            multiplier: std of the wanted Gaussian noise over the largest l2 change of the sum by a neighbour.
+        """
+
+    @abstractmethod
+    def divergences(
+        self, orders: np.ndarray, *, deviation: float, parties: int, l2: float, l1: float, dimension: int
+    ) -> np.ndarray:
+        """Bounds on the Renyi divergences of one sum from a neighbour's (see `privacy.distributed_epsilon`).
+
+        Args:
+            orders: above 1, [n].
+            deviation: as in `privacy.distributed_epsilon`.
+            parties: as in `privacy.distributed_epsilon`.
+            l2: largest l2 change of the integer sum by a neighbour.
+            l1: largest l1 change.
+            dimension: coordinates of the sum.
+
+        Returns:
+            [n].
+        """

@@ -1,0 +1,154 @@
+"""Keyed randomness: every stream is named by (root, purpose, round, client, layer, ...).
+
+The values of a stream depend only on its name, not on the number of workers, the order of calls or the launcher.
+`numpy.random.SeedSequence` hashes names, so two different names never share a stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import named_arguments
+
+_ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words of the root
+
+
+class Purpose(IntEnum):
+    """Purpose of a stream, as a part of its name. Runs store the values: never renumber, only append.
+
+    Example:
+        >>> keys = KeyRing.from_seed(7)
+        >>> int(keys.words(1, Purpose.COHORT, 1)[0]) == int(keys.words(1, Purpose.NOISE, 1)[0])
+        False
+    """
+
+    MODEL = 1
+    PARTITION = 2
+    COHORT = 3
+    TRAIN = 4
+    NOISE = 5
+    DROPOUT = 6
+    PROBE = 7
+    GROUP = 8
+    SELECTION = 9
+    ROUNDING = 10
+
+
+@named_arguments
+@dataclass(frozen=True)
+class KeyRing:
+    """Source of named random streams.
+
+    Example:
+        >>> keys = KeyRing.from_seed(7)
+        >>> int(keys.numpy_generator(Purpose.COHORT, 1).integers(100)) == int(
+        ...     keys.numpy_generator(Purpose.COHORT, 1).integers(100)
+        ... )
+        True
+
+    Attributes:
+        root: secret (or public seed) from which all streams derive, 0 <= root < 2**128.
+        secret: whether the root came from the operating system; False for seeds, which are public.
+
+    Raises:
+        ConfigError: the root is outside its range.
+    """
+
+    root: int
+    secret: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.root < _ROOT_LIMIT:
+            raise ConfigError(f"seed must be an integer in [0, 2**128), got {self.root}")
+
+    def __repr__(self) -> str:
+        """Omits a secret root, because logs and tracebacks show the fields of objects."""
+        return "KeyRing(<secret>)" if self.secret else f"KeyRing(root={self.root})"
+
+    @classmethod
+    @named_arguments
+    def from_seed(cls, seed: int | None) -> KeyRing:
+        """Ring of a public seed, or of 128 bits from the operating system when `seed` is None."""
+        return cls(secrets.randbits(128), secret=True) if seed is None else cls(int(seed))
+
+    def derive(self, *facts: bytes | memoryview) -> KeyRing:
+        """A separate ring for every sequence of `facts`, as secret as this one."""
+        digest = hashlib.blake2b(digest_size=16, key=self.root.to_bytes(16, "little"))
+        for fact in facts:
+            digest.update(len(fact).to_bytes(8, "little"))
+            digest.update(fact)
+        return KeyRing(int.from_bytes(digest.digest(), "little"), self.secret)
+
+    def sequence(self, purpose: Purpose, *path: int) -> np.random.SeedSequence:
+        """Seed sequence named by `purpose` and `path` (integers in [0, 2**32)).
+
+        Raises:
+            ConfigError: a path entry is outside this range.
+        """
+        # As SeedSequence(self.root, spawn_key=(purpose, *path)), which takes longer to turn every number into words.
+        try:
+            named = self.root.to_bytes(16, "little") + struct.pack(f"<{1 + len(path)}I", purpose, *path)
+        except struct.error as error:
+            raise ConfigError(f"path entries must lie in [0, 2**32), got {path}") from error
+        return np.random.SeedSequence(np.frombuffer(named, "<u4").astype(np.uint32, copy=False))
+
+    def words(self, count: int, purpose: Purpose, *path: int) -> np.ndarray:
+        """`count` 32-bit words of the named stream, for generators that take a key (uint32, shape [count])."""
+        return _state(self.sequence(purpose, *path), count)
+
+    def numpy_generator(self, purpose: Purpose, *path: int) -> np.random.Generator:
+        """NumPy generator (Philox) of the named stream."""
+        return np.random.Generator(np.random.Philox(self.sequence(purpose, *path)))
+
+    def torch_generator(self, purpose: Purpose, *path: int) -> torch.Generator:
+        """CPU torch generator of the named stream, its whole 19,968-bit state filled from the name.
+
+        For the CPU generator `Generator.manual_seed` keeps only 32 bits of a seed, so forty thousand layer streams
+        would share a stream with probability 0.17. The state is therefore written directly.
+        """
+        generator = torch.Generator()
+        generator.set_state(mt19937_state(self.words(_MT_WORDS, purpose, *path)))
+        return generator
+
+
+def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
+    """`sequence.generate_state(count)`, all words at once: NumPy makes one after the other in Python's numbers."""
+    before, after = _hashed(count)
+    words = sequence.pool ^ before
+    words *= after
+    words ^= words >> 16
+    return words.reshape(-1)[:count]
+
+
+@lru_cache(maxsize=8)
+def _hashed(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers that make words of the pool of a `SeedSequence`, its four words in a row, uint32 [count / 4, 4]."""
+    full = -(-count // 4) * 4
+    powers = np.cumprod(np.concatenate([[0x8B51F9DD], np.full(full, 0x58F38DED)]).astype(np.uint32), dtype=np.uint32)
+    powers.setflags(write=False)
+    return powers[:-1].reshape(-1, 4), powers[1:].reshape(-1, 4)
+
+
+_MT_WORDS = 624
+_MT_OFFSET = 24  # bytes of the legacy header (seed, left, seeded, next) before the state words
+
+
+@lru_cache(maxsize=1)
+def _fresh_state() -> np.ndarray:
+    return torch.Generator().manual_seed(0).get_state().numpy()
+
+
+def mt19937_state(words: np.ndarray) -> torch.Tensor:
+    """Torch CPU generator state (uint8) that holds `words` (uint32, shape [624]) as its Mersenne Twister state."""
+    state = _fresh_state().copy()
+    state[_MT_OFFSET : _MT_OFFSET + 8 * _MT_WORDS].view(np.uint64)[:] = words
+    return torch.from_numpy(state)

@@ -1,0 +1,196 @@
+"""The rule by which a run's rounds are charged: one by one, or as parts of one mechanism.
+
+`fedlgm.noise.run_noise` determines separately how noise is drawn. For example, independent noise under cyclic sampling is
+drawn round by round, and charged as one mechanism.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedlgm import privacy
+from fedlgm.errors import PrivacyError
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Unit
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
+    from fedlgm.mechanisms import Mechanism
+    from fedlgm.planning.facts import RunFacts
+    from fedlgm.planning.layers import LayerTable
+    from fedlgm.planning.plan import ReleasePlan
+    from fedlgm.privacy.whole_run import WholeRun
+
+_SECRET = {
+    "example": "which examples a round draws stays secret",
+    "step": "which of its examples a client's step draws stays secret",
+}
+"""The secret on which amplification by sampling rests, if a unit is not a whole participant."""
+_PARTICIPATION = {
+    True: "every client is in one of {b} groups for the whole run, and who takes part in a group's round stays secret",
+    False: "nobody takes part twice within {b} rounds; who takes part when may be known",
+}
+"""Participation in a run that is one mechanism, by whether secret draws amplify it."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """Rounds charged one by one: noise is independent, and any client may take part in any round.
+
+    Example:
+        >>> from fedlgm import RunFacts, Sampling
+        >>> process = RunFacts(1.0, Sampling("poisson", 100, 0.1)).process
+        >>> process.needs("client"), process.run is None
+        ('who takes part in a round stays secret', True)
+
+    Attributes:
+        facts: the run's facts.
+    """
+
+    facts: RunFacts
+
+    @property
+    def run(self) -> WholeRun | None:
+        """The run as one mechanism; None if rounds are charged one by one."""
+        return None
+
+    def needs(self, unit: Unit) -> str:
+        """Further conditions of the guarantee, in addition to bounds and noise; empty if there are none."""
+        if self.facts.accounted_rate == 1:
+            return ""
+        return _SECRET.get("step" if self.facts.steps else unit, "who takes part in a round stays secret")
+
+    def check_mechanism(self, mechanism: Mechanism, layers: LayerTable) -> None:
+        """Refuse a mechanism whose rounds cannot be charged this way (see `Mechanism.check_run`)."""
+        facts = self.facts
+        facts.noised_by.check_costs(mechanism.name, mechanism.costs(layers, facts.rounds))
+
+    def check(self, plan: ReleasePlan) -> None:
+        """Refuse a plan that cannot be charged this way (PrivacyError)."""
+
+    def charged(self, plan: ReleasePlan, before: Callable[[], int]) -> bool:
+        """Whether a round is charged. Only an empty round without charged rounds before it (`before()`) is free."""
+        return plan.size > 0 or before() > 0
+
+    def position(self, rounds: int) -> int | None:
+        """Position in the run that the plan after `rounds` rounds states."""
+        return None
+
+    def calibrate(self, levels: Mapping[float, int] | None = None) -> float:
+        """Smallest sigma_* that meets the facts' budget.
+
+        Args:
+            levels: noise level relative to sigma_* -> number of releases; None if all have level 1.
+        """
+        facts, (epsilon, delta) = self.facts, self.facts.budget()
+        rate, relation, accountant = facts.accounted_rate, facts.relation, facts.accountant
+        releases = levels or {1.0: facts.noisy_sums}
+        gaussian = privacy.accounting.calibrate_levels(
+            releases, epsilon, delta, sampling_rate=rate, relation=relation, accountant=accountant
+        )
+
+        def within(multiplier: float) -> bool:
+            least = multiplier / SENSITIVITY_FACTOR[relation]
+            events = [(facts.noised_by.event(least * level, rate), count) for level, count in releases.items()]
+            return privacy.composed_epsilon(events, delta, accountant) <= epsilon
+
+        return facts.noised_by.calibrated(gaussian, within)
+
+    def event(self, plan: ReleasePlan) -> dp_event.DpEvent:
+        """See `ReleasePlan.event`."""
+        return self._at(plan, self._multiplier(plan), self.facts.accounted_rate)
+
+    def repeated_event(self, plan: ReleasePlan) -> dp_event.DpEvent:
+        """See `ReleasePlan.repeated_event`."""
+        return self._at(plan, self._multiplier(plan), 1.0)
+
+    def events(
+        self, plan: ReleasePlan, multipliers: np.ndarray, sampled: bool = True
+    ) -> list[tuple[dp_event.DpEvent, int]]:
+        """Events of rounds like `plan` with these effective multipliers, and the number of rounds of each event.
+
+        Args:
+            plan: plan of one of the rounds.
+            multipliers: sigma_eff of each round, [rounds].
+            sampled: whether the run's sampling amplifies the rounds.
+        """
+        rate = self.facts.accounted_rate if sampled else 1.0
+        levels, counts = np.unique(multipliers, return_counts=True)
+        return [(self._at(plan, float(m), rate), int(n)) for m, n in zip(levels, counts, strict=True)]
+
+    def _multiplier(self, plan: ReleasePlan) -> float:
+        return plan.effective_multiplier if plan.size > 0 else self.facts.noise_multiplier
+
+    def _at(self, plan: ReleasePlan, effective: float, rate: float) -> dp_event.DpEvent:
+        multiplier = effective / SENSITIVITY_FACTOR[self.facts.relation]
+        if plan.family == "laplace":
+            loss = 1.0 / multiplier if multiplier > 0 else math.inf
+            return privacy.events.laplace_event(loss, rate, self.facts.relation)
+        return privacy.events.repeated(self.facts.noised_by.event(multiplier, rate), self.facts.noisy_steps)
+
+
+class OneMechanism(Process):
+    """A run that is one mechanism (`fedlgm.privacy.whole_run`): each round is charged the increase of the run's cost.
+
+    Example:
+        >>> from fedlgm import RunFacts, Sampling
+        >>> process = RunFacts(1.0, Sampling("cyclic", 100, 0.25, 4), rounds=8).process
+        >>> isinstance(process, OneMechanism), process.position(3), process.run.participations
+        (True, 3, 2)
+    """
+
+    @property
+    def run(self) -> WholeRun:
+        """The run."""
+        return privacy.whole_run.whole_run(self.facts)
+
+    def needs(self, unit: Unit) -> str:
+        """The restriction of participation."""
+        return _PARTICIPATION[self.facts.accounted_rate < 1].format(b=self.facts.sampling.separation)
+
+    def check_mechanism(self, mechanism: Mechanism, layers: LayerTable) -> None:
+        """See `Mechanism.check_run`."""
+        mechanism.check_run(layers, self.facts)
+
+    def check(self, plan: ReleasePlan) -> None:
+        """Require Gaussian noise of at least the calibrated level."""
+        if plan.family != "gaussian":
+            raise PrivacyError(
+                f"noise of a whole run is accounted for as Gaussian, but the plan has {plan.family} noise"
+            )
+        if plan.effective_multiplier < self.facts.least_multiplier:
+            raise PrivacyError(
+                "a run is one mechanism only if no round has less noise than was planned for the run: this plan has "
+                f"a multiplier of {plan.effective_multiplier:g}, and the run {self.facts.noise_multiplier:g}"
+            )
+
+    def charged(self, plan: ReleasePlan, before: Callable[[], int]) -> bool:
+        """Always true, because the run's cost is that of all its rounds."""
+        return True
+
+    def position(self, rounds: int) -> int:
+        """The rounds before it."""
+        return rounds
+
+    def calibrate(self, levels: Mapping[float, int] | None = None) -> float:
+        """The same multiplier for every round."""
+        return self.run.calibrate(*self.facts.budget(), self.facts.accountant)
+
+    def event(self, plan: ReleasePlan) -> dp_event.DpEvent:
+        """The cost that the round adds."""
+        return self.run.event(plan.place, self.facts.least_multiplier)
+
+    def repeated_event(self, plan: ReleasePlan) -> dp_event.DpEvent:
+        """The cost of one more row of C."""
+        return self.run.repeated_event(plan.place, self.facts.least_multiplier)
+
+    def events(
+        self, plan: ReleasePlan, multipliers: np.ndarray, sampled: bool = True
+    ) -> list[tuple[dp_event.DpEvent, int]]:
+        """Events of the first rounds, at the run's least multiplier."""
+        return self.run.events(self.facts.least_multiplier, len(multipliers))

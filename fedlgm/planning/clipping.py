@@ -1,0 +1,184 @@
+"""Rules for the bounds s_j of a plan, from constants or from released updates.
+
+All rules spread one l2 bound S over K layers so that sum_j s_j^2 = S^2: the whole contribution then has
+sensitivity S under add-or-remove-one for every rule.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.errors import check_count
+from fedlgm.extension.loader import named_arguments
+from fedlgm.planning.plan import ReleasePlan
+
+LEAST_CLIP = 2.0**-36
+"""Least bound other than 0. Squares of float32 numbers vanish below 1e-19, so a norm is known only to 5e-15."""
+
+
+@named_arguments
+def eq_clip(bound: float, layers: int) -> np.ndarray:
+    """EqClip: s_j = S / sqrt(K) (SNR-consistent allocation paper, Section 5.1), float64 [K].
+
+    Example:
+        >>> eq_clip(1.0, 4).tolist()
+        [0.5, 0.5, 0.5, 0.5]
+    """
+    count = check_count("layers", layers)
+    return np.full(count, bound / math.sqrt(count))
+
+
+@named_arguments
+def med_clip(bound: float, norms: np.ndarray, floor: float = 0.0) -> np.ndarray:
+    """s_j = S m_j / ||m||_2 for public or released layer norms m_j, float64 [K].
+
+    Args:
+        bound: total l2 bound S.
+        norms: m_j >= 0, [K].
+        floor: no layer's bound falls below this share of S / sqrt(K) before normalisation.
+
+    Example:
+        >>> med_clip(1.0, np.array([3.0, 4.0])).tolist()
+        [0.6, 0.8]
+    """
+    m = np.maximum(norms, floor * np.linalg.norm(norms) / math.sqrt(len(norms)))
+    total = float(np.linalg.norm(m))
+    return np.asarray(bound * m / total) if total > 0 else eq_clip(bound, len(norms))
+
+
+def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
+    """MedClip as printed: medians over the cohort's PRIVATE layer norms, normalised by their sum. Not private.
+
+    Args:
+        bound: S.
+        private_norms: unclipped layer norms of every sampled client, [clients, K].
+
+    Source: SNR-consistent allocation paper, Section 5.1, rule (2). Its l2 sensitivity lies between S / sqrt(K) and S.
+
+    Example:
+        >>> med_clip_published(1.0, np.array([[1.0, 3.0], [3.0, 3.0]])).tolist()
+        [0.4, 0.6]
+    """
+    medians = np.median(private_norms, axis=0)
+    total = float(medians.sum())
+    return np.asarray(bound * medians / total) if total > 0 else eq_clip(bound, private_norms.shape[1])
+
+
+def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
+    """Layer norms of a released mean update after subtracting the expected energy of the noise, float64 [K].
+
+    m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), with sigma_j the round's own noise
+    (`ReleasePlan.round_sigma`). Layers that were not released give 0. The norms are post-processing of a release, so
+    they cost nothing.
+
+    Args:
+        mean_update: released mean of the plan's parts, [plan.size].
+        plan: the plan that released it.
+
+    Example:
+        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> plan = ReleasePlan(layers, [5.0], [10.0], facts, Guarantee("proven", "an example"))
+        >>> released_norms(torch.full((4,), 1.25), plan).tolist()  # sqrt(4 * 1.25^2 - 4 * 1^2)
+        [1.5]
+    """
+    energy, noise = _energies(mean_update, plan)
+    return np.sqrt(np.maximum(energy - noise, 0.0))
+
+
+def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
+    """Share of each layer's energy in a released mean that is not noise, float64 [K]; 0 where nothing was released.
+
+    Args:
+        mean_update: released mean of the plan's parts, [plan.size].
+        plan: the plan that released it.
+
+    Example:
+        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> plan = ReleasePlan(layers, [5.0], [10.0], facts, Guarantee("proven", "an example"))
+        >>> signal_share(torch.full((4,), 1.25), plan).round(4).tolist()  # 1 - 1^2 / 1.25^2
+        [0.36]
+    """
+    energy, noise = _energies(mean_update, plan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(energy > 0, np.maximum(1 - noise / energy, 0.0), 0.0)
+
+
+def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.ndarray]:
+    """Squared norm of each layer of a released mean, and the noise's expected part of it; 0 if not released."""
+    energy, noise = np.zeros(len(plan.layers)), np.zeros(len(plan.layers))
+    # Under local trust every client of the expected cohort adds its own noise.
+    draws = plan.facts.noised_by.noises_in_sum(plan.denominator)
+    sizes = [part.size for part in plan.parts]
+    for j, part in zip(plan.indices, mean_update.split(sizes), strict=False):
+        energy[j] = float(torch.linalg.vector_norm(part.double()) ** 2)
+        noise[j] = plan.layers.sizes[j] * draws * (plan.upload_sigma[j] / plan.denominator) ** 2
+    return energy, noise
+
+
+def next_quantile_bounds(clip: np.ndarray, below: np.ndarray, bound: float, target: float, rate: float) -> np.ndarray:
+    """Adaptive per-layer bounds for the next round from released shares of unclipped clients, float64 [K].
+
+    The rule is s_j <- s_j exp(-rate (b_j - target)), renormalised to S. If more than `target` of the clients stay
+    below their bound, the bound shrinks (Andrew et al. 2021, Algorithm 1, per layer).
+
+    Args:
+        clip: bounds s_j of the round that released `below`.
+        below: released, noisy shares of clients with ||g_j|| <= s_j.
+        bound: total l2 bound S.
+        target: quantile in (0, 1).
+        rate: learning rate of the geometric update.
+
+    Example:
+        >>> clip, below = np.array([0.6, 0.8]), np.array([1.0, 0.0])
+        >>> next_quantile_bounds(clip, below, 1.0, target=0.5, rate=0.2).round(3).tolist()
+        [0.523, 0.852]
+    """
+    moved = clip * np.exp(-rate * (np.clip(below, 0.0, 1.0) - target))
+    return np.asarray(bound * moved / np.linalg.norm(moved))
+
+
+class Scaling(Protocol):
+    """Factors of the layers' gradients of examples, for mechanisms that bound examples (`mechanisms.BoundsExamples`).
+
+    A user's scaling is called with one example at a time (n = 1), and its factors are cut to its bounds (see
+    `one_by_one`).
+
+    Attributes:
+        per_layer: whether the factor of a layer depends on the norm of that layer alone. Such gradients are scaled and
+            added during the backward pass; all others wait for its end.
+
+    A scaling that bounds another norm than l2 has an attribute `norm` (see `fedlgm.training.example_level.norms`).
+
+    Example:
+        >>> from fedlgm.training.example_level import PerLayerClip
+        >>> scaling: Scaling = PerLayerClip((1.0, 2.0))
+        >>> norms = torch.tensor([[3.0, 1.0], [0.5, 9.0]], dtype=torch.float64)
+        >>> bool((scaling.factors(norms) * norms <= torch.from_numpy(scaling.bounds(2))).all())
+        True
+    """
+
+    per_layer: bool
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """f_ij >= 0 for finite norms [n, K], float64 [n, K]; with `per_layer`, column by column."""
+        ...
+
+    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
+        """Column `layer` of the factors for norms [n] of that layer, float64 [n]; only with `per_layer`."""
+        ...
+
+    def bounds(self, layers: int) -> np.ndarray:
+        """Bounds of one example's contribution to each layer, float64 [K]."""
+        ...
+
+    @property
+    def bound(self) -> float:
+        """l2 bound of one example's whole contribution; `inf` if there is none."""
+        ...

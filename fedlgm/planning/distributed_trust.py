@@ -1,0 +1,366 @@
+"""Noise in shares: each node adds a part of it, and the server sees only the noised sum.
+
+The nodes add integer noise (`fedlgm.noise.integer`). The engine keeps the sum hidden until it is complete; a simulation adds
+plain integers, which gives the same sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm import privacy
+from fedlgm.errors import ConfigError, check_count
+from fedlgm.extension.loader import sealed
+from fedlgm.noise import integer_noise
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.trust import NOISED_BY, Adversary, NoisedBy, NoisedByClients
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
+    from fedlgm.aggregation import BoundedSum
+    from fedlgm.noise.draws import Family, NoiseBackend
+    from fedlgm.noise.integer_noise import IntegerNoise
+    from fedlgm.noise.run_noise import NoiseSource
+    from fedlgm.planning.facts import RunFacts
+    from fedlgm.planning.plan import Part, ReleasePlan
+
+
+_TOLERANCE = 1 + 1e-6
+
+
+def least_threshold(nodes: int, colluders: int) -> int:
+    """Smallest number of answers that two halves of a round's nodes cannot both reach.
+
+    Two sets of t of n nodes share at least 2 t - n nodes. If this exceeds the m colluders, an honest node is in both
+    sets, and it answers for only one: 2 t > n + m.
+
+    Example:
+        >>> least_threshold(10, 1), least_threshold(30, 3)
+        (6, 17)
+    """
+    return (nodes + colluders) // 2 + 1
+
+
+@sealed
+@dataclass(frozen=True)
+class Shares:
+    """The nodes on whose noise the guarantee relies: `threshold` answer, and `colluders` may belong to the server.
+
+    Example:
+        >>> Shares(20, 3).honest
+        17
+
+    Attributes:
+        threshold: nodes t that must answer; with fewer the round is void.
+        colluders: nodes m that may pass their knowledge, including their own noise, to the server.
+        noise: law of the nodes' noise, "discrete-gaussian" or "skellam".
+
+    Raises:
+        ConfigError: a number is outside its range, there are no more answers than colluders, or the law is unknown.
+    """
+
+    threshold: int
+    colluders: int = 0
+    noise: str = integer_noise.DiscreteGaussian.name
+
+    def __post_init__(self) -> None:
+        check_count("threshold", self.threshold)
+        check_count("colluders", self.colluders, least=0)
+        if self.threshold <= self.colluders:
+            raise ConfigError(
+                f"a threshold of {self.threshold} with {self.colluders} colluders leaves no honest node whose noise "
+                "counts: raise the threshold, or count on fewer colluders"
+            )
+        integer_noise.get(self.noise)
+
+    @property
+    def law(self) -> IntegerNoise:
+        """The law of the nodes' noise."""
+        return integer_noise.get(self.noise)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form without the default law, because noise is keyed by this text."""
+        record = asdict(self)
+        if self.noise == integer_noise.DiscreteGaussian.name:
+            del record["noise"]
+        return record
+
+    @property
+    def honest(self) -> int:
+        """Number of nodes whose noise counts, t - m."""
+        return self.threshold - self.colluders
+
+    def check(self, asked: int) -> None:
+        """Refuse a threshold that two halves of a round's nodes could both reach, or that they cannot reach at all.
+
+        Raises:
+            ConfigError: the threshold is below `least_threshold` or above n.
+        """
+        t, m = self.threshold, self.colluders
+        least = least_threshold(asked, m)
+        if t > asked:
+            raise ConfigError(f"a round asks {asked} nodes, so a threshold of {t} is never met: lower the threshold")
+        if t < least:
+            raise ConfigError(
+                f"with a threshold of {t} of {asked} nodes a server with {m} colluders could open two sums of one "
+                f"round: the threshold must be at least {least}"
+            )
+
+
+@dataclass(frozen=True)
+class NoisedInShares(NoisedByClients):
+    """The nodes add the noise together. A single message is not private; a sum of `Shares.threshold` or more is.
+
+    Attributes:
+        shares: the run's threshold and colluders; None for the trust model alone.
+
+    Example:
+        >>> who = NOISED_BY["distributed"].of(Shares(20, 3))
+        >>> who.noises_in_sum(34.0)  # noise of 34 nodes, in units of what 17 honest ones add
+        2.0
+    """
+
+    name = "distributed"
+    alone = False
+    numbers = ("<u4",)
+    uncorrelated = "the server sees every round's sum with the shares of that round"
+    observed_rounds = "every round's noised sum"
+    answers = ("conditional", "at most max_colluders of the policy's peers share their noise with the server")
+
+    shares: Shares | None = None
+
+    def of(self, shares: Shares | None) -> NoisedBy:
+        """The same with the run's shares."""
+        if shares is None:
+            raise ConfigError(
+                "trust 'distributed' needs shares: the [distributed] section with its threshold and colluders"
+            )
+        return NoisedInShares(shares)
+
+    def noises_in_sum(self, contributors: float) -> float:
+        """The number of contributors, each of which adds a share."""
+        return contributors / self._shares.honest
+
+    def limit(self, part: Part, family: Family) -> float:
+        """Infinite, because nobody sees the length of a contribution in a hidden sum."""
+        return math.inf
+
+    def check_facts(self, facts: RunFacts) -> None:
+        """Require a public number of nodes in every round, whole clients, and an accountant with a bound."""
+        sampling = facts.sampling
+        if facts.steps is not None:
+            raise ConfigError(
+                "trust 'distributed' protects whole clients, whose rounds are one sum each: example-level steps would "
+                "each be a sum; use privacy.unit = 'client'"
+            )
+        if sampling.scheme != "fixed" and sampling.rate < 1:
+            raise ConfigError(
+                "trust 'distributed' needs a public number of nodes in every round: use sampling 'fixed', or rate 1"
+            )
+        if facts.accountant != "rdp":
+            raise ConfigError(
+                f"privacy.accountant = {facts.accountant!r}: the cost of integer noise in shares is proven as a Renyi "
+                "divergence; set privacy.accountant = 'rdp'"
+            )
+        self._shares.check(round(sampling.expected))
+
+    def check_plan(self, plan: ReleasePlan) -> None:
+        """Require one Gaussian multiplier for whole clients, and a grid fine enough for it."""
+        from fedlgm.noise.integer import IntegerGrid
+
+        if not plan.protected:
+            raise ConfigError(
+                "trust 'distributed' needs a private plan: encryption hides single updates, not their sum"
+            )
+        if plan.family != "gaussian":
+            raise ConfigError(
+                f"trust 'distributed' adds integer noise at a Gaussian's cost, but the plan has {plan.family} noise"
+            )
+        if plan.bounded_by != "aggregator":
+            raise ConfigError("trust 'distributed' rounds bounded clients: this plan's trainer bounds other units")
+        if plan.size:
+            IntegerGrid.of(plan)
+
+    def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
+        """The problem if the run counts on too many honest nodes or its cohort is too small."""
+        if self._shares.colluders < max_colluders:
+            return (
+                f"noise that suffices against {self._shares.colluders} colluders; this node wants "
+                f"max_colluders = {max_colluders} or more"
+            )
+        if round(facts.sampling.expected) < min_cohort:
+            return (
+                f"rounds of {facts.sampling.expected:g} nodes; this node takes part in sums of "
+                f"min_cohort = {min_cohort} or more"
+            )
+        return ""
+
+    def check_costs(self, name: str, costs: np.ndarray) -> None:
+        """Require one multiplier for all rounds, because only the facts state the second epsilon."""
+        if not np.allclose(costs, 1.0, rtol=1e-9, atol=0.0):
+            raise ConfigError(
+                f"{name}: trust 'distributed' states the epsilon of readers for the same noise multiplier in every "
+                "round; this mechanism's noise changes over the rounds"
+            )
+
+    def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
+        """Event of the law of the shares."""
+        return self._shares.law.event(multiplier)
+
+    def calibrated(self, gaussian: float, within: Callable[[float], bool]) -> float:
+        """The Gaussian multiplier, or slightly more if the law of the shares costs more; relative accuracy 1e-6."""
+        if within(gaussian):
+            return gaussian
+        low, high = gaussian, 2 * gaussian
+        while high > low * _TOLERANCE:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if within(middle) else (middle, high)
+        return high
+
+    def source(self) -> NoiseSource:
+        """`IntegerShares`."""
+        return IntegerShares()
+
+    def opened(self, total: BoundedSum) -> Tensor:
+        """The sum in the model's units; zeros if fewer nodes than the threshold answered, since the round is void."""
+        if total.count < self._shares.threshold:
+            return torch.zeros_like(total.total)
+        return _opened(total.total, total.plan)
+
+    def observed(self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend) -> Tensor:
+        """One node's contribution among honest nodes that contribute only noise."""
+        return self._with_noise_of(self._shares.honest, exact, plan, keys, round, backend)
+
+    def _with_noise_of(
+        self,
+        nodes: int,
+        exact: Tensor,
+        plan: ReleasePlan,
+        keys: KeyRing,
+        round: int,
+        backend: NoiseBackend = "cpu",
+    ) -> Tensor:
+        """One node's contribution among some nodes that contribute only noise."""
+        total, none = torch.zeros(2, plan.size, dtype=torch.float64)
+        bound = keys.derive(exact.cpu().numpy().tobytes()) if keys.secret else keys
+        for node in range(nodes):
+            own = none.clone() if node else exact.to(none, copy=True)
+            total += self.source().add_(own, plan, bound, round, node, backend)
+        return _opened(total, plan)
+
+    def adversaries(self, facts: RunFacts) -> tuple[Adversary, ...]:
+        """The server, which knows who takes part and its colluders' noise, and readers, who know neither."""
+        shares, event = self._shares, self.event(facts.noise_multiplier / SENSITIVITY_FACTOR[facts.relation], 1.0)
+        server = privacy.composed_epsilon([(event, facts.releases)], facts.budget()[1], "rdp")
+        readers, rate = self.readers_epsilon(facts, facts.rounds), facts.sampling.rate
+        return (
+            Adversary("the server", shares.honest, 1.0, server, partial(self._with_noise_of, shares.honest)),
+            Adversary("readers", shares.threshold, rate, readers, partial(self._with_noise_of, shares.threshold)),
+        )
+
+    def planned(self, plan: ReleasePlan) -> dict[str, float]:
+        """Figures of words, wrap-around, noise and the second epsilon."""
+        from fedlgm.noise.integer import BITS, IntegerGrid
+
+        grid = IntegerGrid.of(plan)
+        return {
+            "asked": grid.asked,
+            "threshold": grid.threshold,
+            "colluders": grid.colluders,
+            "bits": BITS,
+            "bits_needed": grid.bits_needed,
+            "grid_units": grid.units,
+            "wrap_probability": grid.wrap_probability,
+            "noise_over_central": grid.noise_over_central,
+        }
+
+    def readers_epsilon(self, facts: RunFacts, rounds: int) -> float:
+        """Epsilon after some rounds against readers of released models who are not nodes.
+
+        Such readers do not see who took part. The releases hold the noise of all nodes that answered, at least the
+        threshold.
+        """
+        return _readers_epsilon(replace(facts, training=type(facts.training)()), rounds)
+
+    def against(self, facts: RunFacts) -> str:
+        """Adversaries of both epsilons, with the second epsilon, so that it is stated with the first everywhere."""
+        said = f"against the server with {self._shares.colluders} colluding nodes{self._shares.law.words}"
+        if facts.epsilon is None or facts.delta is None or not facts.noise_multiplier > 0:
+            return said
+        said += f"; for readers of the released models: epsilon {self.readers_epsilon(facts, facts.rounds):.4g}"
+        if facts.sampling.rate < 1:
+            said += ", if sampled releases compose under replace-one as one of them is proven to cost"
+        return said
+
+    @property
+    def _shares(self) -> Shares:
+        assert self.shares is not None, "the trust model as such has no numbers"
+        return self.shares
+
+
+def _opened(total: Tensor, plan: ReleasePlan) -> Tensor:
+    """A complete sum in the model's units."""
+    from fedlgm.noise.integer import IntegerGrid, words
+
+    return torch.from_numpy(IntegerGrid.of(plan).opened(words(total.numpy()))) if plan.size else total
+
+
+@lru_cache(maxsize=256)
+def _readers_epsilon(facts: RunFacts, rounds: int) -> float:
+    from fedlgm.privacy import accounting
+    from fedlgm.privacy.events import WholeOrdersDpEvent
+
+    shares, (_, delta) = facts.shares, facts.budget()
+    if rounds == 0 or shares is None:
+        return 0.0
+    multiplier = facts.noise_multiplier * math.sqrt(shares.threshold / shares.honest)
+    releases, rate = min(rounds, facts.releases), facts.sampling.rate
+    event = shares.law.event(multiplier / SENSITIVITY_FACTOR[facts.relation])
+    every = accounting.composed_epsilon([(event, releases)], delta, "rdp")
+    if rate == 1 or releases < rounds:  # draws of clients at their cap are not independent of earlier ones
+        return every
+    if isinstance(event, WholeOrdersDpEvent):  # amplification is known of noise with the Gaussian's divergences
+        return every
+    sampled = accounting.epsilon(
+        multiplier, delta, steps=rounds, sampling_rate=rate, relation=facts.relation, accountant="rdp"
+    )
+    return min(every, sampled)
+
+
+class IntegerShares:
+    """Draws a client's share: the bounded contribution becomes whole numbers with noise, kept in float64."""
+
+    def following(self, keys: KeyRing, round: int) -> KeyRing:
+        """The keys."""
+        return keys
+
+    def add_(
+        self, total: Tensor, plan: ReleasePlan, ring: KeyRing, round: int, party: int, backend: NoiseBackend
+    ) -> Tensor:
+        """See `NoiseSource.add_`; drawn on the CPU by every backend.
+
+        Raises:
+            ConfigError: the sum is in single precision, which cannot hold 32-bit words.
+        """
+        from fedlgm.noise.integer import IntegerGrid
+
+        if total.dtype != torch.float64:
+            raise ConfigError("trust 'distributed' needs sums in double precision: set training.device = 'cpu'")
+        if plan.size == 0:
+            return total
+        streams = [ring.numpy_generator(purpose, round, party + 1) for purpose in (Purpose.ROUNDING, Purpose.NOISE)]
+        share = IntegerGrid.of(plan).share(total.cpu().numpy(), *streams)
+        return total.copy_(torch.from_numpy(share))
+
+
+NOISED_BY["distributed"] = NoisedInShares()

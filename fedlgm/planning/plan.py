@@ -1,0 +1,435 @@
+"""One round's release with its bounds, noise and cost, in one frozen object.
+
+    plan  = mechanism.plan(layers, facts, transcript)    # pure: public configuration and past released outputs only
+    total = sum of bounded contributions                  # fedlgm.aggregation bounds them by plan.clip
+    ledger.charge(plan.event, ...)                        # before anything noisy leaves the process
+    noisy = release(total, plan, keys, round)             # fedlgm.noise.release
+
+The plan owns both the noise that is added and the event that is accounted for, so the two cannot differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm import privacy
+from fedlgm.aggregation.contributions import BoundedBy
+from fedlgm.errors import ConfigError, PrivacyError, check_known
+from fedlgm.extension.loader import named_arguments
+from fedlgm.mechanisms.allocation import effective_multiplier, floor_digits
+from fedlgm.noise.draws import Family
+from fedlgm.planning import plan_text, queries
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.queries import NoisyQuery
+from fedlgm.privacy.conditions import in_a_run
+from fedlgm.privacy.guarantee import Claim, Guarantee
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
+__all__ = ["NoisyQuery", "Part", "ReleasePlan", "RunFacts", "Sampling", "UnprotectedPlan"]
+
+
+class Part(NamedTuple):
+    """A piece of the released vector: a layer or an auxiliary query.
+
+    Attributes:
+        name: name of the layer or query.
+        size: coordinates.
+        clip: bound of one unit's contribution (l2, or l1 for Laplace noise).
+        sigma: noise scale that one noising party adds (std, or Laplace scale b).
+
+    Example:
+        >>> layers, facts = LayerTable.from_sizes({"a": 4, "b": 1}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> ReleasePlan(layers, [3.0, 4.0], [5.0, 5.0], facts, Guarantee("proven", "an example")).parts[1]
+        Part(name='b', size=1, clip=4.0, sigma=5.0)
+    """
+
+    name: str
+    size: int
+    clip: float
+    sigma: float
+
+
+@named_arguments
+@dataclass(frozen=True, eq=False)
+class ReleasePlan:
+    """One round's release: its bounds, its noise and its cost.
+
+    A mechanism makes the plan. Each unit's contribution is bounded by `clip` before it is added to the sum, `release`
+    adds noise of scale `sigma`, and the ledger is charged with `event`, which follows from these fields. The
+    neighbouring relation is `facts.relation`: a unit that is added or removed moves layer j of the sum by at most
+    `clip[j]`, and a replaced one by twice as much. K is the number of layers.
+
+    Attributes:
+        layers: the model's layers.
+        clip: bound s_j of one unit's contribution to each layer (l2, or l1 for Laplace noise), [K].
+        sigma: noise scale sigma_j of each layer (std, or Laplace scale b), [K]; `inf` where not released. Under central
+            trust this is the noise of the SUM, under local trust the noise that each client adds.
+        facts: sampling, relation, trust and the other public facts of the run.
+        guarantee: status of the privacy claim, in words.
+        family: "gaussian" or "laplace".
+        released: whether each layer is released, bool [K]; clients do not upload the others. Default: the layers with
+            finite noise.
+        queries: auxiliary queries of the same release.
+        bounded_by: the party that bounds contributions. "aggregator": the sum bounds each client's update. "trainer":
+            the trainer bounds each unit, such as an example, before it adds them up. The sum refuses a mismatch.
+        claim: the charge that the method's authors would state for the round, if it differs from `event`.
+        position: number of earlier rounds, in runs whose rounds are not charged one by one; see `Method.plan`.
+        notes: public figures that explain the plan, by name, each [K]; they are logged, and clients do not get them.
+        freezes: whether clients leave layers that are not released untrained. The proof does not depend on it.
+        fills: sizes of the parts of an update that `fedlgm.mechanisms.filling` levels before the bound of the only layer
+            applies; empty for none. The proof does not depend on them.
+
+    Raises:
+        ConfigError: a number is outside its range, or has another shape.
+        PrivacyError: the guarantee does not fit, or the release costs more than its run permits.
+
+    Example:
+        >>> layers, facts = LayerTable.from_sizes({"a": 4, "b": 1}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> plan = ReleasePlan(layers, [3.0, 4.0], [5.0, 5.0], facts, Guarantee("proven", "an example"))
+        >>> plan.effective_multiplier, plan.shares.round(2).tolist(), plan.denominator
+        (1.0, [0.36, 0.64], 10.0)
+        >>> plan.event
+        PoissonSampledDpEvent(sampling_probability=0.1, event=GaussianDpEvent(noise_multiplier=1.0))
+    """
+
+    layers: LayerTable
+    clip: np.ndarray
+    sigma: np.ndarray
+    facts: RunFacts
+    guarantee: Guarantee
+    family: Family = "gaussian"
+    released: np.ndarray = None  # type: ignore[assignment]
+    queries: tuple[NoisyQuery, ...] = ()
+    bounded_by: BoundedBy = "aggregator"
+    claim: Claim | None = None
+    position: int | None = None
+    notes: dict[str, np.ndarray] = field(default_factory=dict)
+    freezes: bool = False
+    fills: tuple[int, ...] = ()
+
+    protected: ClassVar[bool] = True
+    """Whether the event is that of a private release; False only for `UnprotectedPlan`."""
+
+    def __post_init__(self) -> None:
+        # Copies: a view of an array or tensor that changes later would be bounded by other numbers than are charged.
+        clip, sigma = np.array(self.clip, dtype=np.float64), np.array(self.sigma, dtype=np.float64)
+        released = np.isfinite(sigma) if self.released is None else np.array(self.released, dtype=bool)
+        object.__setattr__(self, "queries", tuple(self.queries))
+        for name, array in (("clip", clip), ("sigma", sigma), ("released", released)):
+            if array.shape != (len(self.layers),):
+                raise ConfigError(
+                    f"{name} must have one entry for each of {len(self.layers)} layers, got {array.shape}"
+                )
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        if np.isnan(clip).any() or np.isnan(sigma).any() or (clip < 0).any() or (sigma < 0).any():
+            raise ConfigError(f"bounds and noise must be non-negative numbers, got {clip.tolist()}, {sigma.tolist()}")
+        check_known("noise family", self.family, Family)
+        check_known("bounded_by", self.bounded_by, BoundedBy)
+        if self.queries and self.family != "gaussian":
+            raise ConfigError("an auxiliary query bounds a unit's vector in l2 norm: only Gaussian releases have one")
+        for noisy in self.queries:
+            queries.require_registered(noisy.query, self.layers.sizes)
+        if self.position is not None and type(self.position) is not int:
+            raise ConfigError(f"the position of a round must be a whole number, got {self.position!r}")
+        if self.fills:
+            self._check_fills()
+        if np.isinf(sigma[released]).any():
+            raise PrivacyError("a released layer has infinite noise: mark it as not released")
+        object.__setattr__(self, "guarantee", in_a_run(self.guarantee, self.facts, self.family))
+        self._check_protection()
+        self.facts.noised_by.check_plan(self)
+
+    def _check_fills(self) -> None:
+        if len(self.layers) != 1 or self.bounded_by != "aggregator" or self.family != "gaussian":
+            raise ConfigError("water-filling levels a client's raw update under one l2 bound of the whole update")
+        if any(type(size) is not int or size < 1 for size in self.fills) or sum(self.fills) != self.layers.size:
+            raise ConfigError(f"the sizes of levelled parts must sum to {self.layers.size}, got {self.fills}")
+
+    def _check_protection(self) -> None:
+        self.guarantee.require(protected=True)
+        if self.effective_multiplier == 0:
+            raise PrivacyError("a release without noise cannot carry a proven guarantee")
+        facts = self.facts
+        if facts.steps is not None and self.bounded_by != "trainer":
+            raise PrivacyError(
+                "local steps sample a client's examples, which amplifies nothing if whole updates are bounded: such "
+                "a plan needs bounded_by = 'trainer'"
+            )
+        if facts.sampling.of is not None and self.bounded_by == "trainer":
+            raise PrivacyError(
+                f"the sampling draws {facts.sampling.of}s with all of their data, but a trainer bounds single "
+                f"examples: bound whole updates, or leave of = {facts.sampling.of!r} out of the sampling to protect "
+                "examples"
+            )
+        facts.process.check(self)
+
+    @cached_property
+    def indices(self) -> np.ndarray:
+        """Indices of the released layers, in order."""
+        return np.flatnonzero(self.released)
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether every layer is released."""
+        return bool(self.released.all())
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Everything released: layers, then auxiliary queries."""
+        names, sizes = self.layers.names, self.layers.sizes
+        rows = [Part(names[j], int(sizes[j]), float(self.clip[j]), float(self.sigma[j])) for j in self.indices]
+        return (*rows, *(Part(q.query.name, q.size, q.bound, q.sigma) for q in self.queries))
+
+    @cached_property
+    def streams(self) -> tuple[int, ...]:
+        """Numbers of the parts' noise streams: the layers', then one for each query."""
+        return (*(int(j) for j in self.indices), *(len(self.layers) + i for i in range(len(self.queries))))
+
+    @cached_property
+    def size(self) -> int:
+        """Length of the uploaded vector: the released layers, then the auxiliary queries."""
+        return sum(part.size for part in self.parts)
+
+    @cached_property
+    def bounds(self) -> tuple[float, ...]:
+        """`clip` in Python's numbers, with which a trainer's bounds are compared."""
+        return tuple(self.clip.tolist())
+
+    @cached_property
+    def columns(self) -> tuple[slice, ...]:
+        """Columns of a whole update [D], with the answers to the queries behind it, that are released; in order."""
+        ends, found = [*self.layers.offsets.tolist(), None], []
+        for released, run in itertools.groupby(range(len(ends) - 1), key=[*self.released, True].__getitem__):
+            parts = list(run)  # adjacent ones share a slice
+            if released:
+                found.append(slice(ends[parts[0]], ends[parts[-1] + 1]))
+        return tuple(found)
+
+    @cached_property
+    def asked(self) -> tuple[tuple[str, int, float], ...]:
+        """Name, size and bound of each auxiliary query."""
+        return tuple((noisy.query.name, noisy.size, noisy.bound) for noisy in self.queries)
+
+    @property
+    def denominator(self) -> float:
+        """Public divisor of the released sum, q N."""
+        return self.facts.sampling.expected
+
+    @cached_property
+    def effective_multiplier(self) -> float:
+        """sigma_eff under add-or-remove-one, auxiliary queries included (Laplace: 1 / sum_j s_j / b_j).
+
+        It is rounded down to nine digits, so that rounds which differ only by rounding errors share one accounting
+        event.
+        """
+        clip, sigma = np.array([p.clip for p in self.parts]), np.array([p.sigma for p in self.parts])
+        if self.family == "gaussian":
+            return floor_digits(effective_multiplier(clip, sigma), 9)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            loss = float(np.sum(np.where(clip > 0, clip / sigma, 0.0)))
+        return floor_digits(1.0 / loss, 9) if loss > 0 else math.inf
+
+    @cached_property
+    def event(self) -> dp_event.DpEvent:
+        """The accounting event of one round (central trust) or of one participation (local trust), all its steps.
+
+        A plan that releases nothing is charged as a whole release. Its absence follows from earlier releases, and
+        composition is proven only if the number of releases does not depend on them.
+
+        If rounds are not charged one by one, the event is the amount that this round adds to the cost of the run so
+        far (see `privacy.whole_run`).
+
+        Raises:
+            PrivacyError: such a plan does not state its position.
+        """
+        return self.facts.process.event(self)
+
+    @property
+    def repeated_event(self) -> dp_event.DpEvent:
+        """The accounting event of a repeated release of the same round, with new noise but the same participants.
+
+        Participants are drawn once for a round. Two releases of one draw are not two sampled mechanisms: the first
+        release reveals information about the draw, so the second one is not amplified.
+        """
+        return self.facts.process.repeated_event(self)
+
+    @property
+    def place(self) -> int:
+        """The checked `position`, on which the cost of a round depends if the run is one mechanism.
+
+        Raises:
+            PrivacyError: the plan does not state it, or the run has no such round.
+        """
+        if self.position is None:
+            raise PrivacyError(
+                "the cost of a round depends on its place in the run, which this plan does not state: make plans "
+                "with Method.plan"
+            )
+        if not 0 <= self.position < self.facts.rounds:
+            raise PrivacyError(
+                f"the run was made for {self.facts.rounds} rounds: there is no round {self.position + 1}"
+            )
+        return self.position
+
+    @property
+    def protects(self) -> str:
+        """Unit and neighbouring relation of the event, for the ledger."""
+        return f"{self.guarantee.unit}, {self.facts.relation}"
+
+    @property
+    def shares(self) -> np.ndarray:
+        """Budget share p_j of each layer (0 where not released), [K]; they and the queries' shares sum to 1.
+
+        All shares are 0 for a release without noise or without values.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(self.released, self.clip / self.sigma, 0.0)
+        if not self.released.any() or self.effective_multiplier == 0:
+            return np.zeros(len(self.layers))  # there is no budget to share
+        if self.family == "gaussian":
+            return ratio**2 * self.effective_multiplier**2
+        return ratio * self.effective_multiplier
+
+    @property
+    def snr(self) -> np.ndarray:
+        """SNR_j = s_j^2 / (d_j sigma_j^2) for the noise of this round, [K]; 0 where not released."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.released, self.clip**2 / (self.layers.sizes * self.round_sigma**2), 0.0)
+
+    @property
+    def round_sigma(self) -> np.ndarray:
+        """Scale of the noise that is added in this round, [K]: sigma, or sigma std(w_t) where it is correlated.
+
+        `sigma` is the scale of the independent z_t from which correlated noise w_t is computed. The scale of w_t is
+        larger.
+        """
+        run = None if self.facts.noise is None else self.facts.run
+        return self.sigma if run is None else self.sigma * run.noise_std[self.place]
+
+    @property
+    def upload_sigma(self) -> np.ndarray:
+        """Noise scale of one noising party's contribution to the sum, [K]: of the round, or of all its local steps.
+
+        A step moves the client's model by lr / B times a noisy sum, so k of them leave lr sqrt(k) / B sigma.
+        """
+        steps = self.facts.steps
+        if steps is None:
+            return self.round_sigma
+        return self.sigma * self.facts.training.lr * math.sqrt(steps.count) / steps.batch
+
+    @cached_property
+    def party_noise_norms(self) -> np.ndarray:
+        """Root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not released.
+
+        The party is the server under central trust and each client under local trust. For local steps the figure is
+        the total noise of a round's steps in the client's update, for SGD without momentum.
+        """
+        per_coordinate = self.upload_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
+        with np.errstate(invalid="ignore"):
+            found = np.where(self.released, per_coordinate * np.sqrt(self.layers.sizes), 0.0)
+        found.setflags(write=False)
+        return found
+
+    @property
+    def noise_norms(self) -> np.ndarray:
+        """Root mean square l2 norm of each layer's noise on the MEAN update, [K]; 0 where not released.
+
+        Under local trust the expected number of clients add noise.
+        """
+        parties = self.facts.noised_by.noises_in_sum(self.denominator)
+        return self.party_noise_norms * math.sqrt(parties) / self.denominator
+
+    def expand(self, mean: Tensor) -> Tensor:
+        """Flat updates [..., D] from released vectors [..., size]; 0 for layers that are not released."""
+        if self.complete:
+            return mean[..., : self.layers.size]
+        update = torch.zeros(*mean.shape[:-1], self.layers.size, dtype=mean.dtype, device=mean.device)
+        views = self.layers.split(update)
+        for j, part in zip(self.indices, mean.split([part.size for part in self.parts], dim=-1), strict=False):
+            views[j].copy_(part)
+        return update
+
+    @property
+    def scales(self) -> np.ndarray:
+        """Noise scale of each number that is released, [size]."""
+        return np.repeat([part.sigma for part in self.parts], [part.size for part in self.parts])
+
+    @cached_property
+    def trained(self) -> Tensor | None:
+        """1 for each coordinate that clients train and 0 for the others, float32 [D]; None if they train all."""
+        if not self.freezes or self.complete:
+            return None
+        return torch.from_numpy(np.repeat(self.released, self.layers.sizes).astype(np.float32))
+
+    def equals(self, other: ReleasePlan, **more: Any) -> bool:
+        """Whether another plan has the same type and the same fields, except for the fields `more` of this one."""
+        mine = {name: getattr(self, name) for name in _FIELDS} | more
+        return type(self) is type(other) and all(_equal(mine[name], getattr(other, name)) for name in _FIELDS)
+
+    def to_json(self) -> str:
+        """The information with which a client bounds (and, under local trust, noises) its contribution."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        return plan_text.text_of(self)
+
+    @staticmethod
+    @lru_cache(maxsize=16)
+    def from_json(layers: LayerTable, text: str) -> ReleasePlan:
+        """Inverse of `to_json`; a plan for other layers is refused because its shapes differ.
+
+        Most rounds of a run send the same text. Equal texts return the same plan object, because plans do not change.
+
+        Raises:
+            ConfigError, PrivacyError: the text is not a plan, or the plan is inconsistent.
+        """
+        return plan_text.read(layers, text, ReleasePlan, UnprotectedPlan)
+
+
+_FIELDS = tuple(field.name for field in fields(ReleasePlan))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
+
+
+@named_arguments
+@dataclass(frozen=True, eq=False)
+class UnprotectedPlan(ReleasePlan):
+    """A release that is not private, by an unsound published rule or without any protection.
+
+    For any noise its event is `NonPrivateDpEvent`. Its guarantee must be "none" and give the reason.
+
+    Example:
+        >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> plan = UnprotectedPlan(layers, [1.0], [1.0], facts, Guarantee("none", "its bound is a private norm"))
+        >>> plan.protected, plan.event
+        (False, NonPrivateDpEvent())
+    """
+
+    protected: ClassVar[bool] = False
+
+    def _check_protection(self) -> None:
+        self.guarantee.require(protected=False)
+
+    @property
+    def event(self) -> dp_event.DpEvent:
+        """The event of a release that no budget covers."""
+        return privacy.events.gaussian_event(0.0)
+
+    repeated_event = event

@@ -1,0 +1,390 @@
+"""Auxiliary queries: small vectors that are computed from layer norms and released with the layers.
+
+A query is one object that holds its name, its size, the l2 bound of one unit's contribution, the encoding of this
+contribution and the decoding of a released mean. A plan adds only the noise, so it cannot state a bound that the query
+does not keep. Contributions are also clipped to the bound before they are added to a sum. The unit is that of the
+layers' bounds: a client or, if the trainer bounds examples, an example.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.extension.loader import is_bundled, named_arguments, sealed
+from fedlgm.extension.per_row import rows_apart
+from fedlgm.extension.registration import enter, registers
+from fedlgm.planning.layers import SAFETY, LayerTable
+
+
+@dataclass(frozen=True)
+class AuxiliaryQuery(ABC):
+    """A vector per client (or example), released in the same round as the layers.
+
+    Attributes:
+        sizes: d_j of the layers, [K]; public.
+        of_data: whether clients answer it from their data; `encode` then holds the answer of those that abstain.
+
+    Example:
+        >>> class CutLength(AuxiliaryQuery):
+        ...     name, size, bound = "cut-length", 1, 1.0
+        ...
+        ...     def encode(self, norms, clip):
+        ...         return torch.linalg.vector_norm(norms, dim=1, keepdim=True)
+        ...
+        ...     def decode(self, mean):
+        ...         return mean.double().numpy()
+        >>> norms = torch.tensor([[0.3, 0.4], [3.0, 4.0]])
+        >>> CutLength((5, 2)).contribution(norms, torch.ones(2)).round(decimals=3).tolist()
+        [[0.5], [1.0]]
+    """
+
+    name: ClassVar[str]
+    of_data: ClassVar[bool] = False
+
+    sizes: tuple[int, ...]
+
+    def __init_subclass__(cls) -> None:
+        if "contribution" in vars(cls):
+            raise ConfigError(
+                f"query {cls.__name__}: contribution bounds what encode returns, row by row: override encode instead"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates, which is one per layer unless a query overrides it."""
+        return len(self.sizes)
+
+    @property
+    @abstractmethod
+    def bound(self) -> float:
+        """l2 bound of one client's contribution."""
+
+    @abstractmethod
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """Contributions of b clients, [b, size], from their layer norms before clipping [b, K] and the bounds [K]."""
+
+    @abstractmethod
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Estimate from a released, noisy mean [size], float64."""
+
+    def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """See `NoisyQuery.contribution`, for size and bound as they are now."""
+        return NoisyQuery(self, 0.0).contribution(norms, clip)
+
+
+@sealed
+@named_arguments
+@dataclass(frozen=True)
+class NoisyQuery:
+    """An auxiliary query with the noise of its release, as a plan holds it.
+
+    The query's size and bound are read once and kept, because a user's query could change them after the charge.
+
+    Attributes:
+        query: the released query.
+        sigma: noise std of the sum (of each client's contribution under local trust).
+        size: its number of coordinates.
+        bound: its l2 bound.
+
+    Raises:
+        ConfigError: the noise is negative.
+
+    Example:
+        >>> noisy = NoisyQuery(BelowBound((5, 2)), sigma=2.0)
+        >>> round(noisy.sigma / noisy.bound, 3)  # the noise multiplier of the query alone
+        2.828
+    """
+
+    query: AuxiliaryQuery
+    sigma: float
+    size: int = field(init=False)
+    bound: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", int(self.query.size))
+        object.__setattr__(self, "bound", float(self.query.bound))
+        if not (self.sigma >= 0 and self.bound >= 0):
+            raise ConfigError(f"bounds and noise must be non-negative numbers, got {self}")
+
+    def contribution(self, norms: Tensor, clip: Tensor, given: Tensor | None = None) -> Tensor:
+        """The query's `encode`, clipped to `bound`, float32 [b, size]; rows that are not finite count as zero.
+
+        A user's query encodes one row at a time, so that no row can change the answers of the others.
+
+        Args:
+            norms: see `AuxiliaryQuery.encode`.
+            clip: see `AuxiliaryQuery.encode`.
+            given: the clients' own answers [b, size] instead of `encode`, see `fedlgm.aggregation.contributions.AnsweredUpdates`.
+
+        Raises:
+            ConfigError: answers have another shape.
+            PrivacyError: a user's `encode` remembers rows.
+        """
+        if given is not None:
+            values = self._shaped(given, norms)
+        elif is_bundled(self.query) or not len(norms):
+            values = self._encoded(self.query, norms, clip)
+        else:
+            what = f"query {self.query.name!r}"
+            values = rows_apart(self.query, lambda query, row: self._encoded(query, row, clip.clone()), norms, what)
+        # Before lengths are measured: one NaN would make the length of the rest unknown.
+        values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
+        largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        wide = (values / largest).to(torch.float32 if values.device.type == "mps" else torch.float64)
+        length = torch.linalg.vector_norm(wide, dim=1, keepdim=True) * largest
+        cut = torch.where(length > self.bound, SAFETY * self.bound / length, torch.ones_like(length))
+        return (values * cut).float()
+
+    def _encoded(self, query: AuxiliaryQuery, norms: Tensor, clip: Tensor) -> Tensor:
+        return self._shaped(query.encode(norms, clip), norms)
+
+    def _shaped(self, values: Tensor, norms: Tensor) -> Tensor:
+        if values.shape != (len(norms), self.size):
+            raise ConfigError(f"query {self.query.name!r} encodes {tuple(values.shape)} for {len(norms)} x {self.size}")
+        return values
+
+
+def beside_layers(
+    kind: type[AuxiliaryQuery], layers: LayerTable, multiplier: float, share: float
+) -> tuple[tuple[NoisyQuery], float]:
+    """A query that takes a share of a release's budget, and the remaining noise multiplier for the layers.
+
+    Args:
+        kind: the query.
+        layers: the model's layers.
+        multiplier: noise multiplier of the release as a whole.
+        share: in (0, 1).
+
+    Example:
+        >>> ((noisy,), rest) = beside_layers(BelowBound, LayerTable.from_sizes({"a": 5, "b": 2}), 2.0, share=0.36)
+        >>> round((noisy.bound / noisy.sigma) ** 2 + rest**-2, 9)  # 1 / 2^2, the whole of it
+        0.25
+    """
+    query = kind(tuple(layers.sizes.tolist()))
+    return (NoisyQuery(query, query.bound * multiplier / math.sqrt(share)),), multiplier / math.sqrt(1 - share)
+
+
+class _LayerBits(AuxiliaryQuery):
+    """A bit per layer, centred so that each is -1/2 or 1/2."""
+
+    @property
+    def bound(self) -> float:
+        """sqrt(K) / 2: every bit is 1/2 in magnitude."""
+        return math.sqrt(len(self.sizes)) / 2
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Noisy share of clients (or examples) whose bit is 1/2, layer by layer, float64 [K]."""
+        return np.asarray(mean.double().numpy() + 0.5)
+
+
+@dataclass(frozen=True)
+class BelowBound(_LayerBits):
+    """Bits for the layers in which a client stays within its bounds.
+
+    Source: Andrew et al. 2021, "Differentially private learning with adaptive clipping", per layer.
+
+    Example:
+        >>> query = BelowBound((5, 2))
+        >>> query.encode(torch.tensor([[0.5, 3.0]]), torch.tensor([1.0, 1.0])).tolist()
+        [[0.5, -0.5]]
+        >>> query.decode(torch.tensor([0.25, -0.5])).tolist()
+        [0.75, 0.0]
+    """
+
+    name: ClassVar[str] = "below-bound"
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """See `AuxiliaryQuery.encode`."""
+        return (norms <= clip).to(norms.dtype) - 0.5
+
+
+@dataclass(frozen=True)
+class BelowShare(_LayerBits):
+    """Bits for the layers whose share of a client's norm is at most their bound's share of all bounds.
+
+    Unlike `BelowBound` it still distinguishes layers when every layer is longer than its bound.
+
+    Example:
+        >>> BelowShare((5, 2)).encode(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 1.0])).tolist()
+        [[0.5, -0.5]]
+    """
+
+    name: ClassVar[str] = "below-share"
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """See `AuxiliaryQuery.encode`."""
+        return (layer_directions(norms) <= clip / torch.linalg.vector_norm(clip)).to(norms.dtype) - 0.5
+
+
+@dataclass(frozen=True)
+class LayerVote(AuxiliaryQuery):
+    """A client's vote for the quarter of the layers in which its update is longest: k ones, k = K / 4 rounded up.
+
+    Source: private choice of layers as in DP-SAPF (arXiv 2605.30312), with a client as the voter.
+
+    Example:
+        >>> vote = LayerVote((5, 2, 5, 2, 5))
+        >>> vote.encode(torch.tensor([[3.0, 0.1, 4.0, 0.0, 1.0]]), torch.ones(5)).tolist(), round(vote.bound, 3)
+        ([[1.0, 0.0, 1.0, 0.0, 0.0]], 1.414)
+    """
+
+    name: ClassVar[str] = "layer-vote"
+
+    @property
+    def votes(self) -> int:
+        """k: layers that a client votes for."""
+        return -(-len(self.sizes) // 4)
+
+    @property
+    def bound(self) -> float:
+        """sqrt(k)."""
+        return math.sqrt(self.votes)
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """See `AuxiliaryQuery.encode`. Equal norms are taken in the layers' order, and a row of zeros has no vote."""
+        order = torch.sort(norms, dim=1, descending=True, stable=True).indices[:, : self.votes]
+        cast = norms.isfinite().all(dim=1, keepdim=True) & (norms > 0)
+        return torch.zeros_like(norms).scatter_(1, order, 1.0) * cast
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Noisy share of clients that voted for each layer, float64 [K]."""
+        return mean.double().numpy()
+
+
+@dataclass(frozen=True)
+class LayerStrength(AuxiliaryQuery):
+    """Each layer's share of a gradient's norm, (||g_l|| / ||g||)_l, a vector of norm 1 or 0.
+
+    The ratio ||g_l|| / min(C, ||g||), which Algorithm 1 of the LM-DP-SGD paper averages over a batch, is unbounded
+    for clipped gradients. This query equals it for all other gradients, and its bound needs no clipping.
+
+    Example:
+        >>> LayerStrength((5, 2)).encode(torch.tensor([[3.0, 4.0]]), torch.ones(2)).numpy().round(3)
+        array([[0.6, 0.8]], dtype=float32)
+    """
+
+    name: ClassVar[str] = "layer-strength"
+
+    @property
+    def bound(self) -> float:
+        """1 for all norms of the layers."""
+        return 1.0
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """See `AuxiliaryQuery.encode`."""
+        return SAFETY * layer_directions(norms)
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Mean shares, at least 0, float64 [K]."""
+        return np.maximum(mean.double().numpy(), 0.0)
+
+
+@dataclass(frozen=True)
+class CutVote(AuxiliaryQuery):
+    """A client's vote between two cuts of its update: 1/2 for water-filling, -1/2 for flat clipping.
+
+    Norms do not tell which cut lowers the client's loss more, so clients compare losses (`clients.cut_vote.CutVotes`).
+    A client that cannot evaluate its loss, or whose update both cuts leave equal, abstains with 0.
+
+    Example:
+        >>> query = CutVote((5,))
+        >>> query.encode(torch.tensor([[3.0]]), torch.tensor([1.0])).tolist()
+        [[0.0]]
+        >>> query.decode(torch.tensor([0.25])).tolist()
+        [0.75]
+    """
+
+    name: ClassVar[str] = "cut-vote"
+    of_data: ClassVar[bool] = True
+
+    @property
+    def size(self) -> int:
+        """One number."""
+        return 1
+
+    @property
+    def bound(self) -> float:
+        """1/2."""
+        return 0.5
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """The answer of clients that abstain."""
+        return norms.new_zeros(len(norms), 1)
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Noisy share of clients that prefer water-filling, float64 [1]; those that abstain count as half."""
+        return np.asarray(mean.double().numpy() + 0.5)
+
+
+def layer_directions(norms: Tensor) -> Tensor:
+    """Rows of layer norms [n, K] as unit vectors; 0 where all norms are 0 or one is not finite.
+
+    >>> layer_directions(torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, math.nan]])).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0], [0.0, 0.0]]
+    """
+    largest = norms.amax(dim=1, keepdim=True)
+    known = norms.isfinite().all(dim=1, keepdim=True) & (largest > 0)
+    part = torch.where(known, norms / torch.where(known, largest, 1.0), 0.0)  # squares of tiny numbers vanish
+    length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
+    return part / length.clamp(min=1.0)  # the largest part is 1
+
+
+_KINDS: dict[str, type[AuxiliaryQuery]] = {
+    kind.name: kind for kind in (BelowBound, BelowShare, LayerVote, LayerStrength, CutVote)
+}
+
+
+@named_arguments
+@registers
+def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
+    """Register a user's query under its name for the clients of a run; usable as a class decorator.
+
+    Raises:
+        ConfigError: another query already has the name.
+
+    Example:
+        >>> register(BelowBound) is BelowBound  # the same class again is not a conflict
+        True
+    """
+    enter(_KINDS, kind.name, kind, "query")
+    return kind
+
+
+def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
+    """Refuse a query that clients, who make it from its name, would confuse with another one.
+
+    Raises:
+        PrivacyError: the name belongs to another query, or sizes or options differ from those of the registered one.
+    """
+    if query.name in _KINDS and named(query.name, sizes) != query:
+        raise PrivacyError(
+            f"query {query.name!r} is not the one that clients answer under this name, whose bound may differ: give "
+            "it a separate name, register its class, and derive it only from the layers' sizes"
+        )
+
+
+def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
+    """The query `name` over layers of these sizes.
+
+    Raises:
+        ConfigError: there is no such query.
+
+    Example:
+        >>> named("below-bound", [5, 2, 7, 1]).bound
+        1.0
+    """
+    if name not in _KINDS:
+        raise ConfigError(
+            f"unknown auxiliary query {name!r}; known: {', '.join(_KINDS)}; clients make a query from its name, so "
+            "register your own in the module that defines it: fedlgm.planning.queries.register(ITS_CLASS)"
+        )
+    return _KINDS[name](tuple(int(size) for size in sizes))

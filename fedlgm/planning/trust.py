@@ -1,0 +1,282 @@
+"""The party that adds the noise of a release, and its consequences. Only this module distinguishes the trust models.
+
+>>> [who.name for who in NOISED_BY.values() if not who.uploads_released]
+['central']
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedlgm.errors import ConfigError, check_known
+from fedlgm.noise.draws import Family, grid_step
+from fedlgm.privacy.guarantee import Relation, Status, Trust
+from fedlgm.privacy.ledger import SERVER
+
+if TYPE_CHECKING:
+    import numpy as np
+    from dp_accounting import dp_event
+    from torch import Tensor
+
+    from fedlgm.aggregation import BoundedSum
+    from fedlgm.noise.draws import NoiseBackend
+    from fedlgm.noise.keys import KeyRing
+    from fedlgm.noise.run_noise import NoiseSource
+    from fedlgm.planning.distributed_trust import Shares
+    from fedlgm.planning.facts import RunFacts, Sampling
+    from fedlgm.planning.plan import Part, ReleasePlan
+
+NEGLIGIBLE = 1e-15
+"""Probability with which an honest client's noise is longer than assumed."""
+
+NUMBERS = ("<f4", "<f8")
+"""Types of the numbers in a client's answer, unless its trust model states others."""
+
+
+class Adversary(NamedTuple):
+    """Someone against whom a guarantee states an epsilon.
+
+    Example:
+        >>> Adversary("readers", 20, 0.5, 7.0, lambda exact, plan, keys, round: exact).nodes
+        20
+
+    Attributes:
+        name: who it is, in words.
+        nodes: number of nodes whose noise is unknown to it.
+        rate: rate of the sampling that amplifies a release for it.
+        epsilon: the stated epsilon of the whole run.
+        released: function (exact contribution or sum [plan.size], plan, keys, round) -> what it sees of a release.
+    """
+
+    name: str
+    nodes: int
+    rate: float
+    epsilon: float
+    released: Callable[[Tensor, ReleasePlan, KeyRing, int], Tensor]
+
+
+class NoisedBy:
+    """The server adds noise to the sum, so a round costs one release of all clients together.
+
+    A further trust model is a subclass with its own methods, listed in `NOISED_BY`.
+
+    Example:
+        >>> NoisedBy().noises_in_sum(20.0), NoisedByClients().noises_in_sum(20.0)
+        (1.0, 20.0)
+
+    Attributes:
+        name: name of the trust model in facts and recipes.
+        uploads_released: whether a client's upload is already a release, charged to the client.
+        alone: whether a single client's upload may be seen; if not, only a sum of several uploads may be seen.
+        relation: neighbouring relation of whole clients for which it is usually proven.
+        numbers: types that the numbers of a real node's answer may have.
+        uncorrelated: reason why noise is not correlated over rounds; empty if it may be.
+        observed_rounds: an untrusted server's view of a round; empty if the server is trusted.
+        answers: status and reason of a node's guarantee for its answers.
+    """
+
+    name: Trust = "central"
+    uploads_released = False
+    alone = True
+    numbers: tuple[str, ...] = NUMBERS
+    uncorrelated = ""
+    observed_rounds = ""
+    answers: tuple[Status, str] = ("conditional", "the server adds the noise, and is believed that it does")
+    relation: Relation = "add-remove"
+
+    def accounted_rate(self, sampling: Sampling) -> float:
+        """Sampling rate that amplifies the release of a whole client's contribution."""
+        return 1.0 if sampling.scheme == "min-separation" else sampling.within_group
+
+    def noises_in_sum(self, contributors: float) -> float:
+        """Number of parties whose noise is in a sum of `contributions` contributions."""
+        return 1.0
+
+    def limit(self, part: Part, family: Family) -> float:
+        """Largest norm (l2, or l1 for Laplace noise) of an honest client's contribution to a part."""
+        return part.clip
+
+    def party(self, client: int) -> int:
+        """Number of the party whose noise covers this client's contribution."""
+        return SERVER
+
+    def of(self, shares: Shares | None) -> NoisedBy:
+        """The same party with a run's shares of the noise (ConfigError: they are missing, or not for this trust)."""
+        if shares is not None:
+            raise ConfigError(f"shares of the noise are for trust 'distributed', not {self.name!r}: leave them out")
+        return self
+
+    def check_facts(self, facts: RunFacts) -> None:
+        """Refuse facts that do not fit this trust (ConfigError)."""
+
+    def check_plan(self, plan: ReleasePlan) -> None:
+        """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
+
+    def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
+        """The node's condition for sums with its peers that a run does not meet; empty if it meets all conditions."""
+        return ""
+
+    def check_costs(self, name: str, costs: np.ndarray) -> None:
+        """Refuse a mechanism by the costs of its rounds (ConfigError; see `Mechanism.costs`)."""
+
+    def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
+        """Event of one release with Gaussian noise.
+
+        Args:
+            multiplier: noise std over the largest change of the release by a neighbour.
+            rate: rate of the sampling that amplifies it.
+        """
+        from fedlgm.privacy.events import gaussian_event
+
+        return gaussian_event(multiplier, rate)
+
+    def calibrated(self, gaussian: float, within: Callable[[float], bool]) -> float:
+        """Noise multiplier of a run.
+
+        Args:
+            gaussian: the smallest multiplier whose Gaussian noise meets the budget.
+            within: whether the events of a multiplier meet the budget.
+        """
+        return gaussian
+
+    def against(self, facts: RunFacts) -> str:
+        """The adversaries of a guarantee, if its other fields do not state them; otherwise empty."""
+        return ""
+
+    def adversaries(self, facts: RunFacts) -> tuple[Adversary, ...]:
+        """All adversaries, if the guarantee states several epsilons; otherwise none."""
+        return ()
+
+    def source(self) -> NoiseSource | None:
+        """The source of this trust's own noise; None if it is that of `fedlgm.noise.run_noise.Independent`."""
+        return None
+
+    def opened(self, total: BoundedSum) -> Tensor:
+        """The sum of the clients' replies, in the model's units, [plan.size] float64."""
+        return total.total
+
+    def observed(
+        self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend
+    ) -> Tensor | None:
+        """Copy of a contribution [plan.size] with the noise that the guarantee counts; None if it is one release's."""
+        return None
+
+    def planned(self, plan: ReleasePlan) -> dict[str, float]:
+        """Public figures that this trust adds to a plan, by name."""
+        return {}
+
+    def readers_epsilon(self, facts: RunFacts, rounds: int) -> float | None:
+        """Epsilon after some rounds against readers of released models; None if it equals the general epsilon."""
+        return None
+
+
+class NoisedByClients(NoisedBy):
+    """Each client adds noise to its contribution. Participation is visible, so sampling amplifies nothing.
+
+    Example:
+        >>> NoisedByClients().party(3), NoisedBy().party(3) == SERVER
+        (3, True)
+    """
+
+    name: Trust = "local"
+    uploads_released = True
+    relation: Relation = "replace-one"
+    observed_rounds = "every client's release"
+    answers: tuple[Status, str] = ("proven", "every answer was bounded and noised before it left this node")
+    uncorrelated = (
+        "the server sees every upload, so noise could only be correlated over one client's own uploads, where "
+        "independent noise already has the least final and largest error"
+    )
+
+    def accounted_rate(self, sampling: Sampling) -> float:
+        """The rate is 1."""
+        return 1.0
+
+    def noises_in_sum(self, contributors: float) -> float:
+        """All of them."""
+        return contributors
+
+    def limit(self, part: Part, family: Family) -> float:
+        """`largest_norm`."""
+        return largest_norm(part, family)
+
+    def party(self, client: int) -> int:
+        """The client."""
+        return client
+
+
+NOISED_BY: dict[str, NoisedBy] = {kind.name: kind for kind in (NoisedBy(), NoisedByClients())}
+
+
+def hides_answers(trusts: Iterable[str]) -> bool:
+    """Whether, under one of these trust models, clients' messages may be seen only in a sum.
+
+    Example:
+        >>> hides_answers(["local", "central"])
+        False
+    """
+    return any(not NOISED_BY[trust].alone for trust in NOISED_BY.keys() & set(trusts))
+
+
+def weakest(trusts: Iterable[str]) -> NoisedBy:
+    """The trust model with the weakest guarantee for answers among these; noise by each client if there are none.
+
+    Example:
+        >>> weakest({"local", "central"}).name
+        'central'
+    """
+    found = [NOISED_BY[trust] for trust in NOISED_BY if trust in set(trusts)]
+    return min(found or [NOISED_BY["local"]], key=lambda kind: kind.answers[0] == "proven")
+
+
+def get(trust: str, shares: Shares | None = None) -> NoisedBy:
+    """The party that adds the noise under a trust model, with the run's shares if there are any.
+
+    Raises:
+        ConfigError: the trust model is unknown, or the shares do not fit.
+
+    Example:
+        >>> get("local").relation
+        'replace-one'
+    """
+    check_known("trust", trust, NOISED_BY)
+    return NOISED_BY[trust].of(shares)
+
+
+def largest_norm(part: Part, family: str) -> float:
+    """Norm that a client's noised part exceeds with probability at most 1e-15, for bound, noise and grid together.
+
+    For Gaussian noise this is the square root of the chi-square tail, in l2; for Laplace noise the tail of a sum of
+    exponentials, in l1.
+
+    Example:
+        >>> from fedlgm.planning.plan import Part
+        >>> largest_norm(Part("a", 100, 1.0, 0.0), "gaussian")
+        1.0
+        >>> 15 < largest_norm(Part("a", 100, 1.0, 1.0), "gaussian") < 20
+        True
+    """
+    if part.sigma == 0 or not math.isfinite(part.clip):
+        return part.clip
+    if family == "gaussian":
+        return part.clip + part.sigma * gaussian_norm(part.size) + grid_step(part.sigma) * math.sqrt(part.size)
+    return part.clip + part.sigma * _gamma_tail(part.size) + grid_step(part.sigma) * part.size
+
+
+def gaussian_norm(size: int) -> float:
+    """l2 norm that `size` standard normal numbers exceed with a negligible probability: the tail of chi-square.
+
+    Example:
+        >>> round(gaussian_norm(100), 2)
+        16.02
+    """
+    return math.sqrt(2 * _gamma_tail(size / 2))
+
+
+def _gamma_tail(shape: float) -> float:
+    """Number that a Gamma variable of this shape and scale 1 exceeds with a negligible probability."""
+    import scipy.special  # not needed where clients train: their processes start sooner without it
+
+    return float(scipy.special.gammainccinv(shape, NEGLIGIBLE))

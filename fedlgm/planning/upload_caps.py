@@ -1,0 +1,106 @@
+"""The largest permitted upload of a client if examples are bounded, as a public function of the plan.
+
+If the sum bounds whole updates, a client's bound is the plan's. If a trainer bounds examples, a client adds up all of
+its examples, and an upload of any size would count. The cap limits an upload to the size that bounds, noise and a
+step's expected examples permit. Clients keep the cap by clipping after the noise, which costs no privacy, and a server
+counts larger uploads as zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.noise.draws import grid_step
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.trust import NEGLIGIBLE, gaussian_norm
+
+_ADAM = 7.3  # most steps of length lr that Adam takes at once: (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2))
+_ROUNDING = 1 + 1e-4  # of float32 weights, over a round's steps
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """A round's factors on one step's bound and noise."""
+
+    rows: float  # examples of a step, at most
+    signal: float  # of a sum that is the same in every step
+    noise: float  # of sums that are independent
+
+
+@lru_cache(maxsize=16)
+def upload_caps(plan: ReleasePlan) -> np.ndarray:
+    """Largest l2 norm of each released part of one client's upload, [parts], under a plan that bounds examples.
+
+    A step adds up at most as many examples as a Poisson batch of the expected size holds (except with probability
+    1e-15), each within its bound. Under local trust SGD moves a client by lr / B times k such sums and their noise,
+    and by more with momentum. Adam moves no coordinate by more than 7.3 lr per step.
+
+    Args:
+        plan: a plan with `bounded_by` "trainer".
+
+    Example:
+        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
+        >>> from fedlgm.planning.facts import LocalSteps, LocalTraining
+        >>> facts = RunFacts(
+        ...     1.0, Sampling("poisson", 10, 1.0), trust="local",
+        ...     steps=LocalSteps(4, 0.1, 32.0), training=LocalTraining(lr=0.5),
+        ... )
+        >>> proven = Guarantee("proven", "an example", trust="local", unit="example")
+        >>> plan = ReleasePlan(
+        ...     LayerTable.from_sizes({"weight": 100}), [1.0], [1.0], facts, proven, bounded_by="trainer"
+        ... )
+        >>> bool(2 < upload_caps(plan)[0] < 10)
+        True
+    """
+    steps, training = plan.facts.steps, plan.facts.training
+    released = len(plan.indices)
+    if steps is None:
+        noised = float(plan.facts.noised_by.uploads_released)
+        own = query = _Steps(_most(plan.facts.sampling.population, plan.facts.sampling.rate), 1.0, noised)
+    else:
+        rows, count = steps.batch + 8 * math.sqrt(steps.batch) + 40, steps.count
+        # Of answers to queries the round's mean is sent.
+        query = _Steps(rows, 1 / steps.batch, 1 / (math.sqrt(count) * steps.batch))
+        # A step's sum goes on moving the model for as many steps as follow it.
+        moves = (1 - training.momentum ** np.arange(1, count + 1)) / (1 - training.momentum)
+        moves *= training.lr / steps.batch
+        own = _Steps(rows, float(moves.sum()), float(np.linalg.norm(moves)))
+    caps = []
+    for place, part in enumerate(plan.parts):
+        kind = own if place < released else query
+        if steps and training.optimizer == "adam" and place < released:
+            caps.append(_ADAM * training.lr * steps.count * math.sqrt(part.size))
+            continue
+        cap = kind.signal * kind.rows * part.clip
+        if kind.noise and part.sigma > 0:
+            root = math.sqrt(part.size)
+            cap += kind.noise * part.sigma * gaussian_norm(part.size) + kind.signal * grid_step(part.sigma) * root
+        caps.append(cap)
+    found = np.array(caps) * _ROUNDING
+    found.setflags(write=False)
+    return found
+
+
+def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
+    """A client's noisy upload [plan.size], with every part clipped to its cap; unchanged if all are within."""
+    sizes, limits = [part.size for part in plan.parts], upload_caps(plan)
+    found = [torch.linalg.vector_norm(piece) for piece in upload.split(sizes)] if sizes else []
+    if all(float(norm) <= limit for norm, limit in zip(found, limits.tolist(), strict=True)):
+        return upload
+    norms = torch.stack(found)
+    caps = torch.from_numpy(limits.copy()).to(norms)
+    scale = torch.where(norms > caps, caps / norms, torch.ones_like(norms))
+    return upload * torch.repeat_interleave(scale, torch.tensor(sizes, device=scale.device))
+
+
+def _most(population: int, rate: float) -> float:
+    """Examples that a Poisson batch of all clients' holds at most, except with a negligible probability."""
+    import scipy.stats
+
+    return float(max(scipy.stats.binom.isf(NEGLIGIBLE, population, min(rate, 1.0)), population * rate))

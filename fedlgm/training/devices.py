@@ -1,0 +1,277 @@
+"""The device that trains and the generator of its noise; both are chosen once, before a run starts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, get_args
+
+import torch
+
+from fedlgm.aggregation import kernels
+from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import named_arguments
+from fedlgm.noise.draws import NoiseBackend
+
+NoiseChoice = Literal["auto", "cpu", "torch", "triton"]
+_DRAWING = threading.RLock()
+_ACCELERATORS = ("cuda", "mps", "xpu")
+
+
+@named_arguments
+@dataclass(frozen=True)
+class Numerics:
+    """Numerical settings on which a result's bits depend, in addition to seed and data.
+
+    Attributes:
+        threads: torch threads while training and planning.
+        device: device on which trainers leave their updates, and on which these are bounded, summed and noised.
+        noise_backend: generator of the noise; see `fedlgm.noise.release`.
+        block_size: clients whose bounded updates are summed before they join the sum.
+    """
+
+    threads: int = 1
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    noise_backend: NoiseBackend = "cpu"
+    block_size: int = 8
+
+
+def found() -> dict[str, str]:
+    """Devices of this machine: name for `training.device` -> description."""
+    devices = {}
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        devices["cuda"] = names[0]
+        devices |= {f"cuda:{i}": name for i, name in enumerate(names)} if len(names) > 1 else {}
+    if torch.backends.mps.is_available():
+        devices["mps"] = "Metal"
+    if torch.xpu.is_available():
+        devices["xpu"] = torch.xpu.get_device_name()
+    return devices | {"cpu": f"{torch.get_num_threads()} torch threads"}
+
+
+@named_arguments
+def resolve(name: str) -> torch.device:
+    """The device that a recipe names; "auto" is the first accelerator found, or the CPU.
+
+    Raises:
+        ConfigError: no device of this machine has the name; the message lists the devices found.
+    """
+    here = found()
+    if name == "auto":
+        return torch.device(next(iter(here)))
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", *_ACCELERATORS) or (index and not (kind == "cuda" and index.isdigit())):
+        raise ConfigError(f"training.device: unknown device {name!r}; known: auto, cpu, cuda, cuda:N, mps, xpu")
+    if kind == "cuda" and index and kind in here and int(index) < torch.cuda.device_count():
+        return torch.device(name)
+    if name not in here:
+        raise ConfigError(f"training.device: {name!r} is not available; found here: {', '.join(here)}; or use 'auto'")
+    return torch.device(name)
+
+
+def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
+    """Generator of the noise for sums on `device`.
+
+    "auto" is "cpu" on the CPU (three times as fast as the torch kernels there), Triton on a CUDA device if it is
+    installed, and torch elsewhere.
+
+    Raises:
+        ConfigError: the backend is unknown, or does not run on `device`.
+    """
+    if choice == "auto":
+        if device.type == "cpu":
+            return "cpu"
+        return "triton" if device.type == "cuda" and kernels.has_triton() else "torch"
+    if choice not in get_args(NoiseBackend):
+        raise ConfigError(f"privacy.noise_backend: unknown {choice!r}; known: {', '.join(get_args(NoiseChoice))}")
+    if choice == "cpu" and device.type != "cpu":
+        raise ConfigError(
+            f"privacy.noise_backend: 'cpu' needs training.device = 'cpu', not {str(device)!r}: use 'auto'"
+        )
+    if choice == "triton":
+        if not kernels.has_triton():
+            raise ConfigError(
+                "privacy.noise_backend: 'triton' needs the package triton, which is not installed: pip install "
+                "'fedlgm[kernels]', or use 'auto'"
+            )
+        if device.type != "cuda" and not (device.type == "cpu" and kernels.triton_interprets()):
+            raise ConfigError(
+                "privacy.noise_backend: 'triton' needs training.device = 'cuda' (for tests: 'cpu' with "
+                f"TRITON_INTERPRET=1 in the environment), not {str(device)!r}: use 'auto'"
+            )
+    return choice
+
+
+def reason(device: torch.device) -> str:
+    """The reason for the choice of `resolve_noise("auto", device)`."""
+    if device.type == "cpu":
+        return "fastest on a CPU"
+    if device.type != "cuda":
+        return "the Triton kernels are for CUDA devices"
+    return "triton is installed" if kernels.has_triton() else "triton is not installed"
+
+
+@contextmanager
+def exact_arithmetic(device: torch.device) -> Iterator[None]:
+    """Switch off TF32 and nondeterministic convolutions on a CUDA device inside the block; no effect elsewhere."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    precisions: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    before = [switch.fp32_precision for switch in precisions]
+    choices = cudnn.deterministic, cudnn.benchmark
+    matmul, convolutions = _older_switches()
+    # torch has two sets of switches for one thing, and refuses to compute while they contradict each other.
+    torch.set_float32_matmul_precision("highest")
+    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False
+    for switch in precisions:
+        switch.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = choices
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        if convolutions is not None:
+            cudnn.allow_tf32 = convolutions
+        for switch, precision in zip(precisions, before, strict=True):
+            switch.fp32_precision = precision
+
+
+@contextmanager
+def plain_defaults() -> Iterator[None]:
+    """Every run: new tensors are float32 and on the CPU, whatever the program has set as PyTorch's defaults.
+
+    It is also a decorator.
+
+    Example:
+        >>> torch.set_default_dtype(torch.bfloat16)
+        >>> with plain_defaults():
+        ...     torch.zeros(1).dtype
+        torch.float32
+        >>> torch.zeros(1).dtype, torch.set_default_dtype(torch.float32)
+        (torch.bfloat16, None)
+    """
+    dtype = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float32)
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Every block that draws from PyTorch's global generators, which dropout uses and all threads share.
+
+    One thread at a time is in such a block, so runs in several threads give the same results as one after another. A
+    draw of a thread that is not in one cannot be kept away.
+
+    Example:
+        >>> with drawing(), drawing():  # one thread may enter it again
+        ...     drawn = torch.rand(2)
+    """
+    with _DRAWING:
+        yield
+
+
+def or_another_thread() -> str:
+    """A further cause of random numbers that are not repeated, for messages; empty if the program has one thread.
+
+    Example:
+        >>> or_another_thread() in ("", "; or another thread of this program draws from PyTorch's global generator")
+        True
+    """
+    others = threading.active_count() > 1
+    return "; or another thread of this program draws from PyTorch's global generator" if others else ""
+
+
+def _renew_lock() -> None:
+    """Replace the lock in a forked process, where the thread that held it does not exist."""
+    global _DRAWING
+    _DRAWING = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed draws from global generators inside the block (see `drawing`), and restore the generators' state afterwards.
+
+    The block avoids `torch.manual_seed`, which also seeds unused devices and records its caller.
+
+    Args:
+        seed: None continues from the generators' state.
+        device: device whose generator is seeded beside that of the CPU.
+
+    Example:
+        >>> with seeded(1):
+        ...     one = torch.rand(2)
+        >>> with seeded(1):
+        ...     again = torch.rand(2)
+        >>> torch.equal(one, again)
+        True
+    """
+    device = torch.device(device)
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    with drawing():
+        states = [generator.get_state() for generator in generators]
+        try:
+            if seed is not None:
+                for generator in generators:
+                    generator.manual_seed(seed)
+            yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+
+
+def _older_switches() -> tuple[str | None, bool | None]:
+    """Precision of matrix products and of convolutions; None if the program has set only the newer switch."""
+    matmul, convolutions = None, None
+    with suppress(RuntimeError):
+        matmul = torch.get_float32_matmul_precision()
+    with suppress(RuntimeError):
+        convolutions = torch.backends.cudnn.allow_tf32
+    return matmul, convolutions
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Run with `count` torch threads. Float sums depend on how they are split."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that PyTorch frees, for the next step of a training on the CPU.
+
+    glibc returns large blocks to the system at once, and the system clears every page before it hands them out again:
+    about 10,000 pages, a twentieth of the time, in every step of ResNet-18. Other C libraries are left as they are.
+    """
+    allocator = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if allocator is not None:
+        allocator(_MMAP_THRESHOLD, 64 << 20)
+        allocator(_TRIM_THRESHOLD, 512 << 20)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h

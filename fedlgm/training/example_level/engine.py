@@ -1,0 +1,425 @@
+"""Sums of clipped per-example gradients at about the cost of a plain backward pass."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError, Notice
+from fedlgm.extension.loader import named_arguments
+from fedlgm.extension.separation import Restored, restored_around, shared_state
+from fedlgm.planning.clipping import Scaling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import tasks
+from fedlgm.training.devices import exact_arithmetic, seeded
+from fedlgm.training.example_level.generic import GenericSite
+from fedlgm.training.example_level.norms import norm_of
+from fedlgm.training.example_level.passes import Pass, Place, Site, Total
+from fedlgm.training.example_level.pooling import max_pool, suits
+from fedlgm.training.example_level.row_losses import RowLosses
+from fedlgm.training.example_level.rules import rule_for
+from fedlgm.training.example_level.rules.base import all_finite
+from fedlgm.training.example_level.scaling import FlatClip, one_by_one
+from fedlgm.training.example_level.separation import MappedRows, Separation, TriedRows, separate
+from fedlgm.training.example_level.stack import StackPass
+from fedlgm.training.inputs import parts
+from fedlgm.training.models.built import Built, refuse_gradient_hooks
+from fedlgm.training.models.requirements import Frozen
+from fedlgm.training.stack.tape import Memory
+from fedlgm.training.tasks.base import ExampleLosses
+
+ACTIVATION_BYTES = 8 << 20
+"""Largest activation of a micro-batch, as a target: larger tensors are mapped anew every time."""
+PASS_BYTES = 320 << 20
+"""Size of the inputs and outputs of all layers in a micro-batch, as a target; half of it if sums must also be kept."""
+STORED_BYTES = 128 << 20
+"""Size of a micro-batch's per-example gradients that may be kept at a time."""
+_KEPT = "conditional on no part of the model or task keeping what it has seen (tested on a few examples)"
+_PRECISE = (torch.float32, torch.float64)
+_BOTH, _EACH = slice(2), (slice(1), slice(1, 2))
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """Result of one step.
+
+    Attributes:
+        total: sum of the examples' scaled gradients, [D] in the order of the layer table; float64 with `exact_sums`.
+        norms: norm (l2, or the norm that the scaling bounds) of every example's gradient of every layer before
+            scaling, float64 [B, K]; NaN or Inf where it is not finite. PRIVATE: for diagnostics that stay private.
+        discarded: examples that counted as zero because one of their gradients was not finite. PRIVATE.
+
+    Example:
+        >>> from fedlgm.training.example_level.scaling import of_style
+        >>> model, scaling = nn.Linear(2, 3), of_style("flat", 0.1, 1)
+        >>> gradients = ExampleGradients(model, LayerTable.from_module(model))
+        >>> x, y = torch.tensor([[1.0, 2.0], [math.nan, 0.0]]), torch.tensor([0, 1])
+        >>> result: ClippedSum = gradients.sum(x, y, scaling)
+        >>> result.discarded, result.norms.shape, round(float(result.total.norm()), 4)
+        (1, torch.Size([2, 1]), 0.1)
+    """
+
+    total: Tensor
+    norms: Tensor
+    discarded: int
+
+
+class SumsExamples(Protocol):
+    """An object that sums clipped per-example gradients: `ExampleGradients` or `NativeExampleGradients`.
+
+    Example:
+        >>> from fedlgm.training.example_level.scaling import of_style
+        >>> model = nn.Linear(2, 3)
+        >>> gradients: SumsExamples = ExampleGradients(model, LayerTable.from_module(model))
+        >>> gradients.sum(torch.randn(4, 2), torch.tensor([0, 1, 2, 0]), of_style("flat", 0.1, 1)).total.shape
+        torch.Size([9])
+    """
+
+    def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
+        """See `ExampleGradients.sum`."""
+        ...
+
+    def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
+        """`sum` of one batch after another."""
+        ...
+
+    def condition(self, x: Any) -> str:
+        """What a guarantee assumes of the module for inputs like these [n, ...]; empty if it assumes nothing."""
+        ...
+
+
+@named_arguments
+class ExampleGradients:
+    """Per-example gradients of a module, clipped and summed without being kept.
+
+    Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm are fused into the backward pass, and parameters shared
+    between layers are summed per example. Every other module with parameters gets per-example gradients from
+    `torch.func`, which is slower; a notice reports this once.
+
+    Args:
+        module: any module whose first dimension is the example and whose examples do not influence each other.
+        layers: its layer table, of any grouping.
+        task: losses per example; None is classification.
+        micro_batch: maximum number of examples per pass; None chooses by the size of the activations. It affects only
+            rounding.
+        exact_sums: sum the gradients in float64, which takes longer. If two sums of n examples differ in one example,
+            their difference then exceeds this example's contribution by at most n^2 2^-52 bounds; in float32 by up to
+            n^2 2^-23. Gradients themselves stay in the precision of the parameters.
+
+    Raises:
+        ConfigError: the module's examples influence each other, as in BatchNorm in training mode; it lacks parameters
+            of the table, or has several dtypes or one of lower precision than float32; or `micro_batch` is below 1.
+
+    Example:
+        >>> from fedlgm.training.example_level.scaling import of_style
+        >>> model, x, y = nn.Linear(2, 3), torch.randn(8, 2), torch.randint(3, (8,))
+        >>> gradients = ExampleGradients(model, LayerTable.from_module(model))
+        >>> plain = torch.autograd.grad(nn.functional.cross_entropy(model(x), y, reduction="sum"), model.parameters())
+        >>> unclipped = gradients.sum(x, y, of_style("flat", math.inf, 1)).total
+        >>> torch.allclose(unclipped, torch.cat([g.flatten() for g in plain]), atol=1e-5)
+        True
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layers: LayerTable,
+        task: ExampleLosses | None = None,
+        micro_batch: int | None = None,
+        exact_sums: bool = False,
+    ) -> None:
+        if micro_batch is not None and micro_batch < 1:
+            raise ConfigError(f"micro_batch must be at least 1, got {micro_batch}")
+        self._module, self._layers = module, layers
+        self._task: ExampleLosses = task if task is not None else tasks.get()
+        self._micro_batch, self._exact_sums, self._probed = micro_batch, exact_sums, False
+        parameters = dict(module.named_parameters())
+        missing = [slot.name for slot in layers.slots() if slot.name not in parameters]
+        if missing:
+            raise ConfigError(f"the layer table names {missing[0]!r}, which the module does not have")
+        trained = {id(parameters[slot.name]): slot for slot in layers.slots()}
+        dtypes = {parameters[slot.name].dtype for slot in layers.slots()}
+        if len(dtypes) > 1:
+            raise ConfigError(f"the parameters must have one dtype, got {sorted(map(str, dtypes))}")
+        self._parameters = {slot.offset: parameters[slot.name] for slot in layers.slots()}
+        self._dtype = dtypes.pop()
+        if self._dtype not in _PRECISE:
+            raise ConfigError(
+                f"the parameters must be float32 or float64, got {self._dtype}: norms and sums of lower precision "
+                "exceed the bounds of the gradients"
+            )
+        column = {slot.offset: j for j, layer in enumerate(layers.layers) for slot in layer.slots}
+        self._places = {key: Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()}
+        _refuse_batch_norm(module)
+        refuse_gradient_hooks(module)
+        self._built, self._restored = Built(module), Restored.of(module, None)
+        self._separation: Separation | None = None
+        shared = shared_state(module, self._task)
+        self._kept = "" if shared is None else f"{_KEPT}: {shared}"
+        self._row_losses = RowLosses(self._task, module.parameters())
+        self._memory = Memory(self._dtype, next(iter(self._parameters.values())).device)
+        self._shared: set[str] = set()
+        self._sites: list[Site | GenericSite] = []
+        self._pools: list[Any] = [child for child in module.modules() if suits(child)]
+        self._find(module, "")
+        self._announce()
+        self._stack = StackPass.of(module, self._sites, self._task)
+
+    def condition(self, x: Any) -> str:
+        """What a guarantee assumes of the module and the task; empty if rows and steps are apart by construction.
+
+        Args:
+            x: inputs of at least one example [n, ...], as for `sum`; their values make no difference.
+        """
+        return "; ".join(filter(None, (self._separate(parts(x)).condition, self._kept)))
+
+    @property
+    def generic(self) -> tuple[str, ...]:
+        """Names of the modules that get generic, slower per-example gradients."""
+        return tuple(site.name for site in self._sites if isinstance(site, GenericSite))
+
+    def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
+        """Scale and sum the gradients of a batch.
+
+        Args:
+            x: inputs [B, ...] (a tensor, or a tuple of tensors for a module with several inputs); B may be 0.
+            y: targets, the example first.
+            scaling: factors of the layers' gradients.
+
+        Returns:
+            The sum, the norms and the number of examples that counted as zero.
+
+        Raises:
+            ConfigError: examples influence each other, a parameter is used outside the module that owns it, there are
+                not as many targets as inputs, or the module was changed after this object was made.
+        """
+        self._built.check()
+        scaling = one_by_one(scaling)
+        inputs = parts(x)
+        _require_pairs(inputs, y)
+        batch, dtype = inputs[0].shape[0], torch.float64 if self._exact_sums else self._dtype
+        if self._stack is not None and self._stack.takes(inputs, scaling) and 0 < batch <= self._most(inputs, scaling):
+            self._probe(inputs, y)
+            found = self._stack.sum(inputs[0], y, scaling, dtype)
+            if found is not None:
+                return ClippedSum(*found, 0)
+        _refuse_batch_norm(self._module)
+        device = next(iter(self._parameters.values())).device
+        total = Total(self._layers.size, dtype, device)
+        squares = torch.zeros(batch, len(self._layers), dtype=torch.float64, device=device)
+        if batch:
+            with exact_arithmetic(device):
+                step = math.ceil(batch / math.ceil(batch / self._most(inputs, scaling)))
+                self._probe(inputs, y)
+                for low in range(0, batch, step):
+                    rows = slice(low, min(low + step, batch))
+                    self._pass(tuple(value[rows] for value in inputs), y[rows], scaling, total, squares[rows])
+            for site in self._sites:
+                if isinstance(site, Site):
+                    site.rule.finish([total.part(place) for place in site.places])
+        norms = norm_of(scaling).of(squares)
+        discarded = 0 if all_finite(squares) else int((~torch.isfinite(norms)).any(dim=1).sum())
+        return ClippedSum(total.vector(self._places.values()), norms, discarded)
+
+    def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
+        """`sum` of one batch after another, each with the weights that the module has when the batch is taken."""
+        return [self.sum(x, y, scaling) for x, y in batches]
+
+    def _find(self, module: nn.Module, name: str) -> None:
+        """Collect the outermost modules whose gradients are known, or are found generically."""
+        own = [value for value in module.parameters(recurse=False) if id(value) in self._places]
+        rule = rule_for(module)
+        if own and rule is None:
+            self._sites.append(GenericSite(module, name, self._places))
+        elif own and rule is not None:
+            self._sites.append(Site(rule(module, self._memory, name), self._places))
+        else:
+            for key, child in module.named_children():
+                known = any(site.module is child for site in self._sites)
+                if not known:
+                    self._find(child, f"{name}.{key}" if name else key)
+
+    def _announce(self) -> None:
+        sites = [
+            f"{s.name or 'the module'} ({type(s.module).__name__})" for s in self._sites if isinstance(s, GenericSite)
+        ]
+        if sites:
+            shown = ", ".join(sites[:4]) + (f" and {len(sites) - 4} more" if len(sites) > 4 else "")
+            warnings.warn(Notice(f"slower, generic per-example gradients are used for {shown}"), stacklevel=3)
+
+    def _most(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> int:
+        """Largest number of examples of a pass."""
+        return self._micro_batch or self._choose(inputs, scaling.per_layer, norm_of(scaling).fused)
+
+    def _pass(self, x: tuple[Tensor, ...], y: Tensor, scaling: Scaling, total: Total, squares: Tensor) -> None:
+        """One micro-batch: add its scaled gradients to `total` and its squared norms to `squares` [n, K]."""
+        for site in self._sites:
+            if isinstance(site, GenericSite):
+                site.clear()  # a pass before this one may have failed halfway
+        work = Pass(self._sites, self._places, scaling, total, squares, self._dtype)
+        losses = self._row_losses(self._separate(x).outputs(x, work.call), y)
+        work.start()
+        parameters = list(self._parameters.values())
+        leaves = [leaf for site in self._sites if isinstance(site, GenericSite) for leaf in site.leaves()]
+        found = torch.autograd.grad(losses.sum(), [work.anchor, *leaves, *parameters], allow_unused=True)
+        for gradient, slot in zip(found[1 + len(leaves) :], self._layers.slots(), strict=True):
+            if gradient is not None:
+                raise ConfigError(
+                    f"the parameter {slot.name!r} is used outside the module that owns it, where its per-example "
+                    "gradient cannot be computed: call the module instead, or keep such terms out of the loss"
+                )
+        generic = iter(found[1 : 1 + len(leaves)])
+        for site in self._sites:
+            if isinstance(site, GenericSite):
+                work.generic(site, [next(generic) for _ in site.leaves()])
+                site.clear()
+        work.finish()
+
+    def _separate(self, inputs: tuple[Tensor, ...]) -> Separation:
+        if self._separation is None:
+            self._separation = separate(self._module, self._sites, inputs, self._patched)
+            if isinstance(self._separation, TriedRows):
+                reason = f"{self._separation.condition} ({self._separation.reason})"
+                warnings.warn(Notice(f"the guarantee is {reason}"), stacklevel=4)
+        return self._separation
+
+    @contextmanager
+    def _patched(self, call: Callable[..., Any], pools: bool = True) -> Iterator[None]:
+        """The module with the sites' forward passes replaced by `call(site, *arguments)`, and its own attributes."""
+        replaced = {site.module: _bound(call, site) for site in self._sites}
+        replaced |= {pool: partial(max_pool, pool) for pool in self._pools if pools}
+        before = {module: vars(module).get("forward") for module in replaced}
+        with restored_around(self._restored):
+            try:
+                for module, forward in replaced.items():
+                    module.forward = forward
+                yield
+            finally:
+                for module, own in before.items():
+                    if own is None:
+                        vars(module).pop("forward", None)
+                    else:
+                        module.forward = own
+
+    def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool, fused: bool) -> int:
+        """Micro-batch size from the largest activation and the kept memory of one example."""
+        shapes = (per_layer, fused, *(value.shape[1:] for value in inputs))
+        if getattr(self, "_chosen", (None, 0))[0] != shapes:
+            seen: list[int] = []
+            with torch.no_grad(), self._patched(_observer(seen, lambda *_: None)):
+                self._module(*(value[:1] for value in inputs))
+            whole = [site for site in self._sites if isinstance(site, GenericSite) or not fused]
+            stored = sum(place.size for site in whole for place in site.places)
+            size = torch.empty(0, dtype=self._dtype).element_size()
+            limit = PASS_BYTES if per_layer else PASS_BYTES // 2
+            step = min(ACTIVATION_BYTES // (size * max(seen, default=1)), limit // (size * max(sum(seen), 1)))
+            step = max(1, step)
+            if stored:
+                step = min(step, max(1, STORED_BYTES // (size * stored)))
+            self._chosen = (shapes, step)
+        return self._chosen[1]
+
+    def _probe(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+        """Refuse modules whose first dimension is not the example, or whose examples influence each other."""
+        if self._probed or len(inputs[0]) < 2 or isinstance(self._separate(inputs), MappedRows):
+            return
+        before = [site.module.training for site in self._sites]
+        both = [self._observe(tuple(value[[0, second]] for value in inputs)) for second in (1, 0)]
+        assert before == [site.module.training for site in self._sites]
+        for (name, one), (_, other) in zip(*both, strict=True):
+            if len(one) != 2 and name not in self._shared:
+                raise ConfigError(
+                    f"{name} got {len(one)} rows for a batch of 2: the first dimension must be the example throughout"
+                )
+            if not torch.allclose(one[0], other[0], rtol=1e-5, atol=1e-6, equal_nan=True):
+                raise ConfigError(
+                    f"examples influence each other before or in {name}, so no example has a separate gradient"
+                )
+        if self._shared:
+            self._require_own_gradients(tuple(value[:2] for value in inputs), y[:2])
+        self._probed = True
+
+    def _require_own_gradients(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+        """Refuse a model that treats the rows of a shared input differently, such as one that uses only the first.
+
+        The rows hold the same numbers in the forward pass, but each carries the gradient of its own example.
+        """
+        together, *alone = (self._norms(tuple(v[rows] for v in inputs), y[rows]) for rows in (_BOTH, *_EACH))
+        apart = torch.cat(alone)
+        tolerance = 1e-2 * apart.nan_to_num(0.0, 0.0, 0.0).norm(dim=1, keepdim=True)
+        if bool(((together - apart).abs() > tolerance).any()):
+            raise ConfigError(
+                f"{', '.join(sorted(self._shared))} gets one row for the whole batch, which does not reach every "
+                "example alike: pass one row per example, as in positions.expand(len(x), -1)"
+            )
+
+    def _norms(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        """Norms of the examples' gradients [n, K], without a sum."""
+        device = next(iter(self._parameters.values())).device
+        squares = torch.zeros(len(y), len(self._layers), dtype=torch.float64, device=device)
+        total = Total(self._layers.size, self._dtype, device)
+        self._pass(inputs, y, one_by_one(FlatClip(1.0)), total, squares)
+        return squares.sqrt()
+
+    def _observe(self, inputs: tuple[Tensor, ...]) -> list[tuple[str, Tensor]]:
+        """Inputs of the sites and output of the module for a batch, in the order of the calls."""
+        seen: list[tuple[str, Tensor]] = []
+
+        def look(site: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if isinstance(site, GenericSite):
+                site.observe(2, arguments, named)
+            first = (*arguments, *named.values())[:1]
+            if isinstance(site, Site) and isinstance(first[0], Tensor) and site.rule.shares(first[0]):
+                self._shared.add(site.name or "the module")
+            seen.extend((site.name or "the module", value) for value in first if isinstance(value, Tensor))
+
+        with torch.no_grad(), seeded(0, inputs[0].device), self._patched(_observer([], look)):
+            outputs = self._module(*inputs)
+        leaves = torch.utils._pytree.tree_leaves(outputs)
+        return seen + [("the output", value) for value in leaves if isinstance(value, Tensor)]
+
+
+def _bound(call: Callable[..., Any], site: Any) -> Callable[..., Any]:
+    return lambda *arguments, **named: call(site, *arguments, **named)
+
+
+def _observer(sizes: list[int], look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Callable[..., Any]:
+    """A forward pass that records the largest tensors per example and passes on the arguments."""
+
+    def call(site: Any, *arguments: Any, **named: Any) -> Any:
+        out = type(site.module).forward(site.module, *arguments, **named)
+        values = (*arguments, *named.values())
+        look(site, arguments, named)
+        sizes.extend(v[0].numel() for v in (*values, out) if isinstance(v, Tensor) and v.dim() and len(v))
+        if isinstance(site, Site):
+            sizes.append(site.rule.kept(values[0], out))
+        return out
+
+    return call
+
+
+def _require_pairs(inputs: tuple[Any, ...], y: Any) -> None:
+    lengths = [values.shape[0] for values in (*inputs, y)]
+    if len(set(lengths)) > 1:
+        *first, last = map(str, lengths)
+        raise ConfigError(f"a batch must have as many inputs as targets, got {', '.join(first)} and {last}")
+
+
+def _refuse_batch_norm(module: nn.Module) -> None:
+    for name, child in module.named_modules():
+        batch = isinstance(child, nn.modules.batchnorm._BatchNorm)
+        running = getattr(child, "running_mean", None) is not None
+        # Without running statistics BatchNorm takes those of the batch in every mode.
+        if (running and child.training and not isinstance(child, Frozen)) or (batch and not running):
+            raise ConfigError(
+                f"{name or 'the module'} ({type(child).__name__}) mixes the examples of a batch, so that none has a "
+                "separate gradient: replace it with fedlgm.training.models.to_groupnorm(model)"
+            )

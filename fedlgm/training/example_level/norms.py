@@ -1,0 +1,69 @@
+"""Norms in which examples' gradients are bounded: l2 for Gaussian noise, l1 for Laplace noise.
+
+A norm adds up an amount per parameter of a layer (squares for l2) and computes the layer's norm from the sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlgm.extension.loader import is_bundled
+from fedlgm.training.example_level.rules.products import row_squares
+
+
+class L2:
+    """The Euclidean norm.
+
+    Attributes:
+        order: 1 or 2.
+        fused: whether the layers' rules compute its amounts without forming every example's gradient.
+
+    Example:
+        >>> L2().of(L2().amounts(torch.tensor([[3.0, -4.0]]))).tolist()
+        [5.0]
+    """
+
+    order, fused = 2, True
+
+    def amounts(self, gradients: Tensor) -> Tensor:
+        """Amount of each row of [n, size], float64 [n]."""
+        return row_squares(gradients)
+
+    def of(self, amounts: Tensor) -> Tensor:
+        """Norms, from sums of amounts."""
+        return amounts.sqrt()
+
+
+class L1:
+    """The sum of absolute values.
+
+    Example:
+        >>> L1().of(L1().amounts(torch.tensor([[3.0, -4.0]]))).tolist()
+        [7.0]
+    """
+
+    order, fused = 1, False
+
+    def amounts(self, gradients: Tensor) -> Tensor:
+        """See `L2.amounts`."""
+        return gradients.abs().sum(dim=1, dtype=torch.float64)
+
+    def of(self, amounts: Tensor) -> Tensor:
+        """See `L2.of`."""
+        return amounts
+
+
+Norm = L1 | L2
+
+_OF_ORDER: dict[int, Norm] = {1: L1(), 2: L2()}
+
+
+def norm_of(scaling: Any) -> Norm:
+    """The norm that a scaling bounds: its attribute `norm` (of a user's class only the order counts), or l2."""
+    found: Norm | None = getattr(scaling, "norm", None)
+    if found is None:
+        return _OF_ORDER[2]
+    return found if is_bundled(found) else _OF_ORDER[found.order]

@@ -1,0 +1,226 @@
+"""One forward and backward pass of a micro-batch, whose layers hand their gradients to their rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlgm.errors import ConfigError
+from fedlgm.planning.clipping import Scaling
+from fedlgm.training.example_level.generic import GenericSite
+from fedlgm.training.example_level.norms import norm_of
+from fedlgm.training.example_level.rules import Kept, KeptGradients, Rule, Use
+from fedlgm.training.example_level.rules.base import all_finite
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place of a parameter: offset and size in the flat vector, and its layer."""
+
+    offset: int
+    size: int
+    column: int
+
+
+class Site:
+    """One module with a rule."""
+
+    def __init__(self, rule: Rule, places: dict[int, Place]) -> None:
+        self.rule, self.module, self.name = rule, rule.module, rule.name
+        own = dict(self.module.named_parameters(recurse=False))
+        rule.parameters = [key for key in rule.parameters if id(own[key]) in places]
+        self.places = [places[id(own[key])] for key in rule.parameters]
+
+
+class Total:
+    """Sum of the scaled gradients, a flat vector whose parts are allocated on first use.
+
+    The parts take no memory while the activations of the backward pass still do.
+
+    Args:
+        size: D.
+        dtype: dtype of the sums.
+        device: device of the parameters.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._sum = torch.empty(size, dtype=dtype, device=device)
+        self._begun: set[int] = set()
+        self.dtype, self.device = dtype, device
+
+    def part(self, place: Place) -> Tensor:
+        """The sum of one parameter's gradients so far, to be added to in place."""
+        part = self._sum[place.offset : place.offset + place.size]
+        if place.offset not in self._begun:
+            self._begun.add(place.offset)
+            part.zero_()
+        return part
+
+    def vector(self, places: Iterable[Place]) -> Tensor:
+        """The whole sum [D]."""
+        for place in places:
+            self.part(place)
+        return self._sum
+
+
+class Pass:
+    """Forward and backward pass of one micro-batch.
+
+    Attributes:
+        anchor: scalar that every fused layer depends on, so that autograd reaches all of them.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[Site | GenericSite],
+        places: dict[int, Place],
+        scaling: Scaling,
+        total: Total,
+        squares: Tensor,
+        dtype: torch.dtype,
+    ) -> None:
+        self._dtype = dtype
+        self.anchor = torch.zeros((), dtype=dtype, device=total.device, requires_grad=True)
+        self._scaling, self._total, self._squares, self._norm = scaling, total, squares, norm_of(scaling)
+        self._uses: dict[int, int] = {}
+        self._members: dict[int, int] = {}
+        for place in places.values():
+            self._members[place.column] = self._members.get(place.column, 0) + 1
+        self._waiting: list[tuple[Site, Kept]] = []
+        self._whole: dict[int, tuple[Place, Tensor]] = {}
+        self._started = False
+
+    def call(self, site: Any, *arguments: Any, **named: Any) -> Any:
+        """Forward pass of a site."""
+        if not torch.is_grad_enabled():
+            return type(site.module).forward(site.module, *arguments, **named)
+        if self._started:
+            raise ConfigError(
+                f"{site.name} is called during the backward pass: activation checkpointing is not supported"
+            )
+        for place in site.places:
+            self._uses[place.offset] = self._uses.get(place.offset, 0) + 1
+        if isinstance(site, GenericSite):
+            return site.call(len(self._squares), arguments, named)
+        (x,) = (*arguments, *named.values())
+        if site.rule.shares(x):
+            x = x.expand(len(self._squares), *x.shape[1:])
+        if len(x) != len(self._squares):
+            raise ConfigError(
+                f"{site.name} got {len(x)} rows for {len(self._squares)} examples: the first dimension must be the "
+                "example"
+            )
+        return _Fused.apply(site.rule.prepare(x), self.anchor, site, self)
+
+    def start(self) -> None:
+        """End the forward pass: the number of uses of every parameter is now known."""
+        self._started = True
+
+    def backward(self, site: Site, use: Use) -> None:
+        """Gradients of a site, for one of its uses."""
+        if not site.places:
+            return
+        if not self._norm.fused or any(self._uses[place.offset] > 1 for place in site.places):
+            for place, gradients in zip(site.places, site.rule.instantiate(use), strict=True):
+                self._add_whole(place, gradients)
+            return
+        alone = all(self._members[place.column] == self._own(site, place) for place in site.places)
+        if self._scaling.per_layer and alone:
+            site.rule.immediately(use, self._sums(site), _PerLayer(site, self._scaling, self._squares, self._dtype))
+            return
+        kept = site.rule.keep(use)
+        for place, squares in zip(site.places, kept.squares, strict=True):
+            self._squares[:, place.column] += squares
+        self._waiting.append((site, kept))
+
+    @torch.no_grad()
+    def generic(self, site: GenericSite, gradients: Sequence[Tensor | None]) -> None:
+        """Gradients [n, ...] of a generic site."""
+        for place, gradient in zip(site.places, gradients, strict=True):
+            if gradient is not None:
+                self._add_whole(place, gradient.reshape(len(gradient), -1))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Scale and add the gradients that had to wait for the end of the backward pass."""
+        for place, gradients in self._whole.values():
+            self._squares[:, place.column] += self._norm.amounts(gradients)
+        if not self._waiting and not self._whole:
+            return
+        norms = self._norm.of(self._squares)
+        finite = torch.isfinite(norms)
+        known = torch.where(finite, norms, 0.0)
+        factors = self._scaling.factors(known)
+        if self._scaling.per_layer:
+            counted = finite
+        else:
+            counted = finite.all(dim=1, keepdim=True)
+        factors = cast(torch.where(counted, factors, 0.0), self._dtype)
+        for site, kept in self._waiting:
+            kept.add(self._sums(site), [factors[:, place.column].contiguous() for place in site.places])
+        for place, gradients in self._whole.values():
+            column = self._squares[:, place.column]
+            KeptGradients([gradients], [column]).add([self._total.part(place)], [factors[:, place.column].contiguous()])
+
+    def _own(self, site: Site, place: Place) -> int:
+        return sum(other.column == place.column for other in site.places)
+
+    def _sums(self, site: Site) -> list[Tensor]:
+        return [self._total.part(place) for place in site.places]
+
+    def _add_whole(self, place: Place, gradients: Tensor) -> None:
+        if place.offset in self._whole:
+            gradients = self._whole[place.offset][1] + gradients
+        self._whole[place.offset] = (place, gradients)
+
+
+class _PerLayer:
+    """Factors of one site's gradients, layer by layer; records the norms."""
+
+    def __init__(self, site: Site, scaling: Scaling, squares: Tensor, dtype: torch.dtype) -> None:
+        self._columns, self._scaling, self._squares = [p.column for p in site.places], scaling, squares
+        self._dtype = dtype
+
+    def __call__(self, rows: slice, squares: Sequence[Tensor]) -> list[Tensor]:
+        by_column: dict[int, Tensor] = {}
+        for column, square in zip(self._columns, squares, strict=True):
+            by_column[column] = by_column[column] + square if column in by_column else square
+        factors = {}
+        for column, square in by_column.items():
+            self._squares[rows, column] = square
+            norms = square.sqrt()
+            if all_finite(square):
+                found = self._scaling.factors_of(column, norms)
+            else:
+                finite = torch.isfinite(norms)
+                found = torch.where(finite, self._scaling.factors_of(column, norms.where(finite, 0.0)), 0.0)
+            factors[column] = cast(found, self._dtype)
+        return [factors[column] for column in self._columns]
+
+
+def cast(factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Factors in the gradients' precision; 0 for subnormal numbers, because rounding could double them."""
+    return torch.threshold(factors, math.nextafter(torch.finfo(dtype).tiny, 0.0), 0.0).to(dtype)
+
+
+class _Fused(torch.autograd.Function):
+    """A layer whose backward pass returns the input's gradient and does not expose the weights'."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, site: Site, work: Pass) -> Tensor:  # type: ignore[override]
+        out, saved = site.rule.forward(x)
+        ctx.save_for_backward(x, *saved)
+        ctx.site, ctx.work = site, work
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, *saved = ctx.saved_tensors
+        use = Use(x.detach(), gradients[0], tuple(saved))
+        ctx.work.backward(ctx.site, use)
+        return (ctx.site.rule.input_gradient(use) if ctx.needs_input_grad[0] else None, None, None, None)

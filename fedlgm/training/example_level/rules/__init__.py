@@ -1,0 +1,34 @@
+"""Layer types whose per-example gradients are fused into the backward pass, by exact type."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedlgm.training.example_level.rules.base import Kept, KeptGradients, Rule, Scale, Use, add_scaled_
+from fedlgm.training.example_level.rules.convolution import ConvolutionRule
+from fedlgm.training.example_level.rules.embedding import EmbeddingRule
+from fedlgm.training.example_level.rules.linear import LinearRule
+from fedlgm.training.example_level.rules.normalisation import GroupNormRule, LayerNormRule
+from fedlgm.training.example_level.rules.transposed import TransposedLinearRule
+from fedlgm.training.models.built import hooked
+
+RULES: dict[type[nn.Module], type[Rule]] = {
+    nn.Linear: LinearRule,
+    nn.Conv1d: ConvolutionRule,
+    nn.Conv2d: ConvolutionRule,
+    nn.Embedding: EmbeddingRule,
+    nn.LayerNorm: LayerNormRule,
+    nn.GroupNorm: GroupNormRule,
+}
+_FOREIGN = {("transformers.pytorch_utils", "Conv1D"): TransposedLinearRule}
+"""Types of packages that are not imported here, by module and name."""
+
+
+def rule_for(module: nn.Module) -> type[Rule] | None:
+    """The rule for exactly this type and configuration; a subclass may have another forward pass."""
+    kind = type(module)
+    rule = RULES.get(kind) or _FOREIGN.get((kind.__module__, kind.__qualname__))
+    return rule if rule is not None and not hooked(module) and rule.suits(module) else None
+
+
+__all__ = ["RULES", "Kept", "KeptGradients", "Rule", "Scale", "Use", "add_scaled_", "rule_for"]

@@ -1,0 +1,258 @@
+"""Convolutions of one and two dimensions, in channels-last layout.
+
+A weight gradient is the product of the output's gradient [T, out] and the patches [T, kernel * in]. In channels-last
+layout a patch is `kernel height` runs of `kernel width * in` adjacent numbers, so patches are strided copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedlgm.training.example_level.rules.base import Use, add_product_, chunks
+from fedlgm.training.example_level.rules.products import ProductRule
+
+aten = torch.ops.aten
+
+FEW_CHANNELS = 4
+FEW_POSITIONS, MANY_CHANNELS = 16, 256
+PIXELS_PAY = 0.7
+"""Largest T (p + d) / (p d) at which Gram matrices of pixels take less time than gradients, measured on CPUs."""
+WIDE_PRODUCT = 4096
+"""Least p d / T at which a product of patches takes less time than oneDNN's gradient of such a weight."""
+
+
+def pair(value: Any) -> tuple[int, int]:
+    """(height, width) of a setting; one-dimensional layers have height 1."""
+    values = tuple(value)
+    return (values[0], values[1]) if len(values) == 2 else (1, values[0])
+
+
+class ConvolutionRule(ProductRule):
+    """`nn.Conv2d` and `nn.Conv1d` with one group, any stride, padding and dilation."""
+
+    module: nn.Conv2d | nn.Conv1d
+
+    @classmethod
+    def suits(cls, module: nn.Module) -> bool:
+        """See `Rule`; grouped convolutions use the generic gradients."""
+        return isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1
+
+    def __init__(self, module: nn.Conv2d | nn.Conv1d, *args: Any) -> None:
+        super().__init__(module, *args)
+        self._flat = isinstance(module, nn.Conv1d)
+        self._kernel, self._stride = pair(module.kernel_size), pair(module.stride)
+        self._dilation = pair(module.dilation)
+        # Other paddings are made before the layer, where autograd differentiates them.
+        self._before = module.padding_mode != "zeros" or isinstance(module.padding, str)
+        self._padding = (0, 0) if self._before else pair(module.padding)
+        if self._flat and not self._before:
+            self._padding = (0, self._padding[1])
+        self._options = (self._stride, self._padding, self._dilation, False, (0, 0), 1)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """See `Rule`."""
+        if self._before and any(self.module._reversed_padding_repeated_twice):
+            mode = "constant" if self.module.padding_mode == "zeros" else self.module.padding_mode
+            x = functional.pad(x, self.module._reversed_padding_repeated_twice, mode=mode)
+        if self._flat:
+            x = x.unsqueeze(2)
+        return x.contiguous(memory_format=self._layout(x))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `Rule`; a product keeps its patches."""
+        if not self._by_product(x):
+            out = aten.convolution(x, self._weight(), self.bias_of(), *self._options)
+            return (out.squeeze(2) if self._flat else out), ()
+        patches, (rows, columns) = self._patches(x, x.new_empty)
+        weight = self._weight().permute(0, 2, 3, 1).reshape(self.extent())
+        bias = self.bias_of()
+        flat = patches.flatten(0, 1)
+        out = torch.mm(flat, weight.t()) if bias is None else torch.addmm(bias, flat, weight.t())
+        out = out.view(len(x), rows, columns, -1).permute(0, 3, 1, 2)
+        return (out.squeeze(2) if self._flat else out), (patches,)
+
+    def kept(self, x: Tensor, out: Tensor) -> int:
+        """See `Rule`: the patches of a product."""
+        return out[0, 0].numel() * self.extent()[1] if self._by_product(self._wide(x)) else 0
+
+    def input_gradient(self, use: Use) -> Tensor:
+        """See `Rule`."""
+        dy = self._images(use.dy)
+        return aten.convolution_backward(dy, use.x, self._weight(), None, *self._options, [True, False, False])[0]
+
+    def positions(self, use: Use) -> int:
+        """See `ProductRule`."""
+        return use.dy[0, 0].numel()
+
+    def extent(self) -> tuple[int, int]:
+        """See `ProductRule`."""
+        weight = self.module.weight
+        return len(weight), weight[0].numel()
+
+    def columns(self, dy: Tensor) -> Tensor:
+        """See `ProductRule`."""
+        return self._images(dy).permute(0, 2, 3, 1).reshape(len(dy), -1, dy.shape[1])
+
+    def operand(self, use: Use) -> Tensor:
+        """See `ProductRule`: the patches, kept by the forward pass or in scratch memory."""
+        return use.saved[0] if use.saved else self._patches(use.x)[0]
+
+    def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
+        """See `ProductRule`; vertical steps of 1 use strips, with a third of the copying for a kernel of 3."""
+        y = self.columns(use.dy[rows]).transpose(1, 2)
+        if use.saved or not self._by_strips():
+            return torch.bmm(y, self.operand(use[rows]), out=out)
+        strips, columns = self._strips(use.x[rows])
+        each, positions = out.view(*out.shape[:2], self._kernel[0], -1), y.shape[2]
+        for i in range(self._kernel[0]):
+            low = i * self._dilation[0] * columns
+            torch.bmm(y, strips[:, low : low + positions], out=each[:, :, i])
+        return out
+
+    def operand_bytes(self, use: Use) -> int:
+        """See `ProductRule`."""
+        return self._patch_bytes(use) // (self._kernel[0] if self._by_strips() else 1)
+
+    def _patch_bytes(self, use: Use) -> int:
+        """Bytes of scratch per example that the patches take."""
+        return 0 if use.saved else self.positions(use) * self.extent()[1] * use.x.element_size()
+
+    def ghost_pays(self, positions: int) -> bool:
+        """See `ProductRule`; Gram matrices of pixels are cheaper than those of patches."""
+        outputs, inputs = self.extent()
+        if self._stride == self._dilation == (1, 1) and self._kernel != (1, 1):
+            return positions * (outputs + inputs) <= PIXELS_PAY * outputs * inputs
+        return super().ghost_pays(positions)
+
+    def grams(self, use: Use, rows: slice) -> Tensor:
+        """See `ProductRule`; for stride 1 they are formed by shifts of the Gram matrix of the pixels."""
+        if use.saved or self._stride != (1, 1) or self._dilation != (1, 1):
+            patches = self.operand(use[rows])
+            gram = self.memory.take("gram of inputs", len(patches), patches.shape[1], patches.shape[1])
+            return torch.bmm(patches, patches.transpose(1, 2), out=gram)
+        pixels = self._padded(use.x[rows])
+        n, height, width, _ = pixels.shape
+        (down, right), flat = self._kernel, pixels.flatten(1, 2)
+        high, wide = height - down + 1, width - right + 1
+        gram = self.memory.take("gram of pixels", n, height * width, height * width)
+        gram = torch.bmm(flat, flat.transpose(1, 2), out=gram).view(n, height, width, height, width)
+        across = self.memory.take("gram of strips", n, height, wide, height, wide).copy_(gram[:, :, :wide, :, :wide])
+        for q in range(1, right):
+            across.add_(gram[:, :, q : q + wide, :, q : q + wide])
+        patches = self.memory.take("gram of inputs", n, high, wide, high, wide).copy_(across[:, :high, :, :high])
+        for q in range(1, down):
+            patches.add_(across[:, q : q + high, :, q : q + high])
+        return patches.view(n, high * wide, high * wide)
+
+    def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
+        """See `ProductRule`."""
+        if len(use) == 0:
+            return
+        p, d = self.extent()
+        if use.saved or p * d >= WIDE_PRODUCT * self.positions(use) or total.dtype != use.x.dtype:
+            scaled, total = self._scaled(self.columns(use.dy), factors), total.view(p, d)
+            for rows in chunks(len(use), self._patch_bytes(use)):
+                add_product_(total, scaled[rows].flatten(0, 1), self.operand(use[rows]).flatten(0, 1))
+            return
+        x, dy = use.x, self._images(use.dy)
+        if dy.is_contiguous(memory_format=torch.channels_last):
+            scaled = self.memory.take("scaled", len(dy), *dy.shape[2:], dy.shape[1]).permute(0, 3, 1, 2)
+        else:
+            scaled = self.memory.take("scaled", *dy.shape)
+        torch.mul(dy, factors[:, None, None, None], out=scaled)
+        found = aten.convolution_backward(scaled, x, self._weight(), None, *self._options, [False, True, False])[1]
+        total.view(len(found), *found.shape[2:], found.shape[1]).add_(found.permute(0, 2, 3, 1))
+
+    def in_order(self, gradients: Tensor) -> Tensor:
+        """See `ProductRule`."""
+        channels = self.module.weight.shape[1]
+        return gradients.unflatten(-1, (*self._kernel, channels)).movedim(-1, -3)
+
+    def finish(self, sums: Sequence[Tensor]) -> None:
+        """See `Rule`."""
+        if "weight" in self.parameters and not self.arranged:
+            each = sums[0].view(self.extent())
+            for rows in chunks(len(each), each[0].numel() * each.element_size()):
+                each[rows] = self.in_order(each[rows]).reshape(-1, each.shape[1])
+        self.arranged = True
+
+    def _weight(self) -> Tensor:
+        weight = self.module.weight.detach()
+        return weight.unsqueeze(2) if self._flat else weight
+
+    def _images(self, dy: Tensor) -> Tensor:
+        """The output's gradient as an image."""
+        dy = self._wide(dy)
+        return dy.contiguous(memory_format=self._layout(dy))
+
+    def _wide(self, dy: Tensor) -> Tensor:
+        return dy.unsqueeze(2) if self._flat and dy.dim() == 3 else dy
+
+    def _layout(self, images: Tensor) -> torch.memory_format:
+        """Channels last, except for few positions and many channels, where oneDNN is faster without (1.8 times)."""
+        few = images.shape[2] * images.shape[3] <= FEW_POSITIONS * self._stride[0] * self._stride[1]
+        return torch.contiguous_format if few and self.extent()[0] >= MANY_CHANNELS else torch.channels_last
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """Images [c, H, W, C] with their border of zeros, which is written once for all layers of that shape."""
+        x = x.permute(0, 2, 3, 1)
+        (high, wide), (n, height, width, channels) = self._padding, x.shape
+        if (high, wide) == (0, 0):
+            return x.contiguous()
+        size = height + 2 * high, width + 2 * wide, channels
+        padded = self.memory.take(f"padded {(high, wide)} to {size}", n, *size)
+        padded[:, high : high + height, wide : wide + width].copy_(x)
+        return padded
+
+    def _by_product(self, x: Tensor) -> bool:
+        """Whether a matrix product over patches is faster than oneDNN: few channels, or patches that overlap little."""
+        if self._dilation != (1, 1) or x.device.type != "cpu":
+            return False
+        kernels = zip(self._kernel, self._stride, strict=True)
+        return x.shape[1] <= FEW_CHANNELS or (
+            self._kernel != (1, 1) and all(kernel in (stride, 2 * stride) for kernel, stride in kernels)
+        )
+
+    def _by_strips(self) -> bool:
+        return self._stride[0] == 1 and self._kernel[0] > 1
+
+    def _strips(self, x: Tensor) -> tuple[Tensor, int]:
+        """Rows of the patches [c, H * W', kernel width * in], H being the padded height, in scratch; and W'.
+
+        A patch is `kernel height` of them, of one column: with a vertical stride of 1 the rows under the i-th line of
+        the kernel are adjacent.
+        """
+        pixels, wide = self._padded(x), self._kernel[1]
+        right, broad = self._stride[1], self._dilation[1]
+        n, height, width, channels = pixels.shape
+        columns = (width - broad * (wide - 1) - 1) // right + 1
+        example, row, column, _ = pixels.stride()
+        strips = self.memory.take("strips", n, height * columns, wide * channels)
+        shape: tuple[int, ...] = (n, height, columns, wide, channels)
+        strides: tuple[int, ...] = (example, row, right * column, broad * column, 1)
+        if broad == 1 and column == channels:
+            shape, strides = (*shape[:3], wide * channels), (*strides[:3], 1)
+        strips.view(shape).copy_(pixels.as_strided(shape, strides, pixels.storage_offset()))
+        return strips, columns
+
+    def _patches(self, x: Tensor, take: Callable[..., Tensor] | None = None) -> tuple[Tensor, tuple[int, int]]:
+        """Patches [c, T, kernel height * kernel width * in], in scratch or where `take(*shape)` says, and (H', W')."""
+        pixels = self._padded(x)
+        (high, wide), (down, right), (tall, broad) = self._kernel, self._stride, self._dilation
+        n, height, width, channels = pixels.shape
+        rows = (height - tall * (high - 1) - 1) // down + 1
+        columns = (width - broad * (wide - 1) - 1) // right + 1
+        example, row, column, _ = pixels.stride()
+        size = n, rows * columns, high * wide * channels
+        patches = take(*size) if take else self.memory.take("patches", *size)
+        shape: tuple[int, ...] = (n, rows, columns, high, wide, channels)
+        strides: tuple[int, ...] = (example, down * row, right * column, tall * row, broad * column, 1)
+        if broad == 1 and column == channels:
+            shape, strides = (*shape[:4], wide * channels), (*strides[:4], 1)
+        patches.view(shape).copy_(pixels.as_strided(shape, strides, pixels.storage_offset()))
+        return patches, (rows, columns)

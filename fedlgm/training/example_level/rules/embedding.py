@@ -1,0 +1,77 @@
+"""Embeddings: the gradient of a row is the sum over the positions that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError
+from fedlgm.training.example_level.rules.base import Kept, Rule, Use, all_finite
+from fedlgm.training.example_level.rules.products import row_squares
+
+
+class EmbeddingRule(Rule):
+    """`nn.Embedding` of tokens [n, ...]."""
+
+    module: nn.Embedding
+
+    def __init__(self, module: nn.Embedding, *args: object) -> None:
+        super().__init__(module, *args)  # type: ignore[arg-type]
+        for option in ("max_norm", "scale_grad_by_freq"):
+            if getattr(module, option):
+                raise ConfigError(f"{self.name}: Embedding({option}=...) depends on the other examples: switch it off")
+
+    def shares(self, x: Tensor) -> bool:
+        """See `Rule`: the positions 0, 1, ... of a sequence, [1, length]."""
+        return x.dim() > 1 and len(x) == 1
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `Rule`."""
+        return torch.nn.functional.embedding(x, self.module.weight.detach()), ()
+
+    def keep(self, use: Use) -> Kept:
+        """See `Rule`."""
+        x, dy = use.x, use.dy
+        return _KeptRows(x.reshape(len(x), -1), dy.reshape(len(x), -1, dy.shape[-1]), self.module)
+
+    def instantiate(self, use: Use) -> list[Tensor]:
+        """See `Rule`."""
+        x, dy = use.x, use.dy
+        rows, width = self.module.weight.shape
+        dy = _without_padding(x.reshape(len(x), -1), dy.reshape(len(x), -1, width), self.module.padding_idx)
+        every = dy.new_zeros(len(x), rows, width)
+        index = x.reshape(len(x), -1, 1).expand(-1, -1, width)
+        return [every.scatter_add_(1, index, dy).flatten(1)]
+
+
+class _KeptRows:
+    """Gradients of the rows that each example uses, every row once.
+
+    Rows that an example uses several times are summed before the norm is taken: the sum of the positions' squares would
+    be wrong.
+    """
+
+    def __init__(self, tokens: Tensor, dy: Tensor, module: nn.Embedding) -> None:
+        n, rows = len(tokens), len(module.weight)
+        dy = _without_padding(tokens, dy, module.padding_idx)
+        keys = tokens + rows * torch.arange(n, device=tokens.device)[:, None]
+        used, place = keys.flatten().unique(return_inverse=True)
+        self._gradients = dy.new_zeros(len(used), dy.shape[-1]).index_add_(0, place, dy.flatten(0, 1))
+        self._token, self._example = used % rows, used // rows
+        squares = torch.zeros(n, dtype=torch.float64, device=dy.device)
+        self.squares = [squares.index_add_(0, self._example, row_squares(self._gradients))]
+        self._shape = module.weight.shape
+
+    def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
+        """See `Kept`."""
+        gradients, token, factor = self._gradients, self._token, factors[0][self._example]
+        if not all_finite(self.squares[0]):
+            keep = factor != 0
+            gradients, token, factor = gradients[keep], token[keep], factor[keep]
+        sums[0].view(self._shape).index_add_(0, token, (gradients * factor[:, None]).to(sums[0].dtype))
+
+
+def _without_padding(tokens: Tensor, dy: Tensor, padding: int | None) -> Tensor:
+    return dy if padding is None else dy.masked_fill((tokens == padding)[..., None], 0.0)

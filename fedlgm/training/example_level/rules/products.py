@@ -1,0 +1,275 @@
+"""Per-example gradients that are products of two matrices: dY_i^T X_i for T rows per example.
+
+There are three ways to compute the norms and the scaled sum. The shapes determine the choice, and no per-example
+gradient is kept:
+
+* one row per example (T = 1): ||g_i|| = ||dy_i|| ||x_i||, and the sum is one product of scaled rows;
+* instantiate: gradients of a chunk that fits the cache are formed, measured, scaled, added and dropped;
+* ghost: the norms from Gram matrices, the sum as one product of scaled rows (Li et al., ICLR 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.training.example_level.rules.base import (
+    Kept,
+    KeptGradients,
+    Rule,
+    Scale,
+    Use,
+    add_product_,
+    add_scaled_,
+    all_finite,
+    chunks,
+)
+
+GHOST_TRUST = 2.0**-4
+"""Least ratio of a squared norm to the norms of its Gram matrices, at which their rounding moves the norm by 4e-6."""
+_VANISHED = 2.0**-104  # of a sum of squares, per term: terms that vanished (below 2^-126) are at most 2^-22 of it
+_LEAST_GRAM = 2.0**-80  # of a Gram matrix, per entry: the same for products of rows of up to 2^24 numbers
+_RUN = 256  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-20
+
+
+def row_squares(rows: Tensor) -> Tensor:
+    """Squared norm of each row of [n, size], float64 [n]; relative error at most 2^-20 for float32 rows of any length.
+
+    Squares below 2^-126 vanish in float32. A row in which they may matter is squared in float64: its norm is a factor
+    of a product, so even a tiny norm matters. A square that overflows gives `inf`, and such an example counts as zero.
+    """
+    size = rows.shape[1]
+    if rows.dtype == torch.float64:
+        return torch.linalg.vector_norm(rows, dim=1).square()
+    if size <= _RUN:
+        total = torch.linalg.vector_norm(rows, dim=1).double().square()
+    else:
+        whole = size - size % _RUN
+        total = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, _RUN)), dim=2).double().square().sum(1)
+        if whole < size:
+            total += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square()
+    tiny = (total < size * _VANISHED).nonzero()[:, 0]
+    if len(tiny):
+        total[tiny] = torch.linalg.vector_norm(rows[tiny].double(), dim=1).square()
+    return total
+
+
+def squares_of_rows(many: Sequence[Tensor]) -> np.ndarray:
+    """`row_squares` of several tensors on the CPU with n rows each, float64 [len(many), n]."""
+    longest = max(rows.shape[1] for rows in many)
+    if longest <= _RUN and all(rows.dtype == torch.float32 for rows in many):
+        found = np.empty((len(many), many[0].shape[0]))
+        for norms, rows in zip(found, many, strict=True):
+            norms[:] = torch.linalg.vector_norm(rows, dim=1).numpy()
+        found *= found
+        if found.min() >= longest * _VANISHED:
+            return found
+    return np.stack([row_squares(rows).numpy() for rows in many])
+
+
+def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared norms from Gram matrices [c, T, T], never too small, with a flag for norms too inexact to be used.
+
+    If an example's positions cancel, sum(A B) is a small difference of large numbers, and its rounding error is
+    relative to ||A||_F ||B||_F. A bound of this error is added. The norm is not used if the bound is not small
+    relative to the sum, or if products inside a Gram matrix, or of two of their entries, may have underflowed.
+    """
+    sums = torch.linalg.vecdot(gram_x.flatten(1), gram_y.flatten(1)).double()
+    of_x, of_y = (torch.linalg.vector_norm(gram, dim=(1, 2)).double() for gram in (gram_x, gram_y))
+    scale, entries = of_x * of_y, gram_x.shape[1] * gram_x.shape[2]
+    vanished = (torch.minimum(of_x, of_y) < entries * _LEAST_GRAM) | (scale < entries * _VANISHED)
+    doubtful = (sums < GHOST_TRUST * scale) | ~torch.isfinite(sums) | vanished
+    return sums + 4 * torch.finfo(gram_x.dtype).eps * scale, doubtful.nonzero()[:, 0]
+
+
+class ProductRule(Rule):
+    """Base of layers whose weight gradient is dY_i^T X_i; a bias has the column sums of dY_i.
+
+    A subclass defines how the operands follow from a layer's input and output gradient. Sums and gradients of the
+    weight lie in the order [p, d] of the product.
+
+    Attributes:
+        arranged: whether sums and gradients have the order of the parameter: before the first addition, and for
+        gradients from `instantiate`.
+    """
+
+    arranged = True
+
+    def positions(self, use: Use) -> int:
+        """T, rows per example."""
+        raise NotImplementedError
+
+    def extent(self) -> tuple[int, int]:
+        """(p, d), size of the product."""
+        raise NotImplementedError
+
+    def columns(self, dy: Tensor) -> Tensor:
+        """Rows dY_i as [n, T, p]."""
+        raise NotImplementedError
+
+    def operand(self, use: Use) -> Tensor:
+        """Rows X_i as [n, T, d]."""
+        raise NotImplementedError
+
+    def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
+        """Products dY_i^T X_i of the examples in `rows`, written to `out` [c, p, d]."""
+        raise NotImplementedError
+
+    def operand_bytes(self, use: Use) -> int:
+        """Bytes of scratch per example that `products` writes besides its result."""
+        return 0
+
+    def grams(self, use: Use, rows: slice) -> Tensor:
+        """Gram matrices X_i X_i^T of the examples in `rows`, [c, T, T]; overwritten by the next call."""
+        raise NotImplementedError
+
+    def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
+        """Add sum_i f_i dY_i^T X_i to `total` [p * d]."""
+        raise NotImplementedError
+
+    def immediately(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
+        """See `Rule`."""
+        self.arranged = False
+        if "weight" in self.parameters and self.positions(use) == 1:
+            return self._add_single_rows(use, sums, scale)
+        if "weight" not in self.parameters or not self._instantiates(use):
+            return super().immediately(use, sums, scale)
+        biases, of_bias = self._biases(use)
+        p, d = self.extent()
+        for rows in chunks(len(use), self._bytes(use)):
+            count = rows.stop - rows.start
+            block = self.products(use, rows, self.memory.take("gradients", count, p, d)).view(count, -1)
+            squares = row_squares(block)
+            factors = scale(rows, [squares, *(square[rows] for square in of_bias)])
+            if not all_finite(squares):
+                block[factors[0] == 0] = 0
+            add_scaled_(sums[0], block, factors[0])
+            for total, bias in zip(sums[1:], biases, strict=True):
+                KeptGradients([bias[rows]], [of_bias[0][rows]]).add([total], factors[1:])
+        return None
+
+    def _add_single_rows(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
+        """One row per example: everything in one product of scaled rows."""
+        biases, of_bias = self._biases(use)
+        x = self.operand(use).flatten(1)
+        of_dy = of_bias[0] if biases else row_squares(use.dy.reshape(len(use), -1))
+        squares = row_squares(x) * of_dy
+        factors = scale(slice(0, len(use)), [squares, *of_bias])
+        if any(factor is not factors[0] for factor in factors) or not all_finite(squares):
+            _KeptRows(self, use, biases, of_bias).add(sums, factors)
+            return
+        scaled = self._scaled(use.dy.reshape(len(use), -1), factors[0])
+        add_product_(sums[0].view(self.extent()), scaled, x)
+        for total in sums[1:]:
+            total.add_(scaled.sum(0, dtype=total.dtype))
+
+    def keep(self, use: Use) -> Kept:
+        """See `Rule`."""
+        self.arranged = False
+        biases, of_bias = self._biases(use)
+        if "weight" not in self.parameters:
+            return KeptGradients(biases, of_bias)
+        if self._instantiates(use):
+            gradients = self._instantiated(use, self.memory.take(f"{self.name} kept", len(use), *self.extent()))
+            flat = gradients.view(len(use), -1)
+            return KeptGradients([flat, *biases], [row_squares(flat), *of_bias])
+        return _KeptRows(self, use, biases, of_bias)
+
+    def instantiate(self, use: Use) -> list[Tensor]:
+        """See `Rule`."""
+        biases, _ = self._biases(use)
+        if "weight" not in self.parameters:
+            return biases
+        gradients = self._instantiated(use, use.dy.new_empty(len(use), *self.extent()))
+        return [self.in_order(gradients).reshape(len(use), -1), *biases]
+
+    def in_order(self, gradients: Tensor) -> Tensor:
+        """Gradients [..., p, d] in the order of the parameter."""
+        return gradients
+
+    def squares(self, use: Use) -> tuple[Tensor, Tensor]:
+        """Squared norms of the weight's gradients without the gradients, float64 [n].
+
+        Also returns the indices of examples with unreliable norms, which must be instantiated.
+        """
+        if self.positions(use) == 1:
+            product = row_squares(self.operand(use).flatten(1)) * row_squares(use.dy.reshape(len(use), -1))
+            return product, torch.empty(0, dtype=torch.long, device=use.x.device)
+        squares, doubtful = [], []
+        positions = self.positions(use)
+        y = self.columns(use.dy)
+        each = 3 * positions * positions * use.x.element_size() + self.operand_bytes(use)
+        for rows in chunks(len(use), each):
+            gram_x = self.grams(use, rows)
+            gram_y = self.memory.take("gram of outputs", *gram_x.shape)
+            torch.bmm(y[rows], y[rows].transpose(1, 2), out=gram_y)
+            found, apart = ghost_squares(gram_x, gram_y)
+            squares.append(found)
+            doubtful.append(apart + rows.start)
+        return torch.cat(squares), torch.cat(doubtful)
+
+    def _instantiates(self, use: Use) -> bool:
+        positions = self.positions(use)
+        return positions > 1 and not self.ghost_pays(positions)
+
+    def ghost_pays(self, positions: int) -> bool:
+        """Whether Gram matrices take less time than gradients: T (p + d) <= p d / 2, measured on CPUs."""
+        outputs, inputs = self.extent()
+        return 2 * positions * (outputs + inputs) <= outputs * inputs
+
+    def _bytes(self, use: Use) -> int:
+        p, d = self.extent()
+        return p * d * use.x.element_size() + self.operand_bytes(use)
+
+    def _instantiated(self, use: Use, out: Tensor) -> Tensor:
+        for rows in chunks(len(use), self._bytes(use)):
+            self.products(use, rows, out[rows])
+        return out
+
+    def _scaled(self, dy: Tensor, factors: Tensor) -> Tensor:
+        """Every example's output gradient times its factor, in scratch."""
+        along = factors.view(-1, *(1,) * (dy.dim() - 1))
+        return torch.mul(dy, along, out=self.memory.take("scaled", *dy.shape))
+
+    def _biases(self, use: Use) -> tuple[list[Tensor], list[Tensor]]:
+        """Every example's gradient of the bias and its squared norm; empty without a trained bias."""
+        if "bias" not in self.parameters:
+            return [], []
+        one = self.positions(use) == 1
+        bias = use.dy.reshape(len(use), -1) if one else self.columns(use.dy).sum(1)
+        return [bias], [row_squares(bias)]
+
+
+class _KeptRows:
+    """Inputs and output gradients, for one product of scaled rows.
+
+    Examples with unreliable ghost norms are instantiated, measured and added separately, so that the measured
+    gradient is the one that is added.
+    """
+
+    def __init__(self, rule: ProductRule, use: Use, biases: list[Tensor], of_bias: list[Tensor]) -> None:
+        self._rule, self._use, self._biases, self._of_bias = rule, use, biases, of_bias
+        squares, self._apart = rule.squares(use)
+        self._gradients = None
+        if len(self._apart):
+            own = rule._instantiated(use[self._apart], use.dy.new_empty(len(self._apart), *rule.extent()))
+            self._gradients = own.flatten(1)
+            squares[self._apart] = row_squares(self._gradients)
+        self.squares = [squares, *of_bias]
+
+    def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
+        """See `Kept`."""
+        use, weight = self._use, factors[0]
+        if self._gradients is not None:
+            KeptGradients([self._gradients], [self.squares[0][self._apart]]).add([sums[0]], [weight[self._apart]])
+            weight = weight.index_fill(0, self._apart, 0.0)
+        if not all_finite(self.squares[0]):
+            counted = weight.nonzero()[:, 0]  # 0 times an infinite number would spread over the whole product
+            use, weight = use[counted], weight[counted]
+        if len(use):
+            self._rule.add_product(sums[0], use, weight)
+        for total, bias, square, factor in zip(sums[1:], self._biases, self._of_bias, factors[1:], strict=True):
+            KeptGradients([bias], [square]).add([total], [factor])

@@ -1,0 +1,42 @@
+"""`transformers.pytorch_utils.Conv1D`, a fully connected layer whose weight has the shape [in, out] (GPT-2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlgm.training.example_level.rules.base import Rule, Scale, Use, add_product_
+from fedlgm.training.example_level.rules.linear import LinearRule
+
+
+class TransposedLinearRule(LinearRule):
+    """Conv1D on [n, in] or [n, ..., in]: the weight's gradient is X_i^T dY_i."""
+
+    module: Any
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `Rule`."""
+        return torch.nn.functional.linear(x, self.module.weight.detach().t(), self.bias_of()), ()
+
+    def input_gradient(self, use: Use) -> Tensor:
+        """See `Rule`."""
+        return use.dy @ self.module.weight.detach().t()
+
+    def extent(self) -> tuple[int, int]:
+        """See `ProductRule`."""
+        return tuple(self.module.weight.shape)
+
+    def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
+        """See `ProductRule`."""
+        return torch.bmm(self.columns(use.x[rows]).transpose(1, 2), self.columns(use.dy[rows]), out=out)
+
+    def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
+        """See `ProductRule`."""
+        scaled, x = self._scaled(self.columns(use.dy), factors), self.columns(use.x)
+        add_product_(total.view(self.extent()), x.flatten(0, 1), scaled.flatten(0, 1))
+
+    def _add_single_rows(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
+        Rule.immediately(self, use, sums, scale)

@@ -1,0 +1,371 @@
+"""Scaling of each example's gradient: clipping, normalisation and reweighting as factors per layer.
+
+An example i with layer gradients g_1 .. g_K contributes sum_j f_ij g_ij. A `Scaling` computes the factors f_ij from
+the norms ||g_ij|| and states a bound of the contribution that holds for all norms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import is_bundled, named_arguments
+from fedlgm.extension.per_row import rows_apart
+from fedlgm.planning.clipping import Scaling
+
+SAFETY = 1 - 2.0**-19
+"""Share of a bound to which gradients are cut. Rounding in a norm (at most 2^-20) then carries none above its bound,
+and float64 sums of up to 2^15 of them (n^2 2^-52 of the bound, 2^-22) move by no more than the bound."""
+LEAST_BOUND = 2.0**-36
+"""Smallest bound except 0. Squares of float32 numbers vanish below 1e-19, so a norm is known only above 5e-15."""
+LEAST_STABILISER = 1e-6
+"""Smallest stabiliser, which keeps short gradients from being scaled up without limit."""
+LEAST_NORM = 2.0**-46
+"""Norms below this value count as 0 in a normalisation, because float32 does not determine the direction."""
+
+
+class _OneByOne:
+    """A user's scaling, called with one example at a time; factors that exceed its own bounds are cut to them.
+
+    Its bounds are read once: otherwise they could be others where factors are cut than where the plan checks them.
+    """
+
+    per_layer = False  # its bounds are those of all layers
+
+    def __init__(self, scaling: Scaling) -> None:
+        self.scaling, self.norm = scaling, getattr(scaling, "norm", None)
+        self._bounds: np.ndarray | None = None
+
+    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
+        raise TypeError("a user's scaling gets the norms of all layers at once")
+
+    def factors(self, norms: Tensor) -> Tensor:
+        made = rows_apart(self.scaling, _alone, norms, "scaling") if len(norms) else torch.zeros_like(norms)
+        limit = SAFETY * torch.from_numpy(self.bounds(norms.shape[1])).to(norms) / norms.clamp(min=LEAST_NORM)
+        return torch.nan_to_num(made, nan=0.0).clamp(min=0.0).minimum(limit)
+
+    def bounds(self, layers: int) -> np.ndarray:
+        if self._bounds is None:
+            self._bounds = np.array(self.scaling.bounds(layers), dtype=np.float64)
+        return self._bounds
+
+    @property
+    def bound(self) -> float:
+        return self.scaling.bound
+
+
+def _alone(scaling: Scaling, norms: Tensor) -> Tensor:
+    factors = scaling.factors(norms)
+    if factors.shape != norms.shape:
+        wanted = f"the shape of the norms, {tuple(norms.shape)} for one example"
+        raise ConfigError(f"a scaling's factors must have {wanted}, got {tuple(factors.shape)}")
+    return factors
+
+
+def one_by_one(scaling: Scaling) -> Scaling:
+    """The scaling to apply. A user's scaling gets one example at a time, and its factors are capped at its bounds.
+
+    A factor that depends on other examples' norms (clipping to the batch's median) has no per-example bound, because
+    one added example would also move the other examples' factors.
+
+    Args:
+        scaling: a mechanism's scaling.
+
+    Example:
+        >>> class Median(PerLayerClip):
+        ...     __module__ = "mypkg.scalings"
+        ...
+        ...     def factors(self, norms):
+        ...         return (norms.median(dim=0).values / norms).clamp(max=1.0)
+        >>> norms = torch.tensor([[1.0], [2.0], [8.0]])
+        >>> Median((9.0,)).factors(norms).tolist(), one_by_one(Median((9.0,))).factors(norms).tolist()
+        ([[1.0], [1.0], [0.25]], [[1.0], [1.0], [1.0]])
+    """
+    return scaling if is_bundled(scaling) else _OneByOne(scaling)
+
+
+def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
+    """min(1, c / norm), times 1 - 2^-19 if it clips; 1 for an infinite bound, 0 for a bound of 0.
+
+    This function is for gradients of examples, in tensors on any device. For clients' updates see
+    `fedlgm.aggregation.clip_factors`, whose sums have more terms and need a larger margin.
+
+    Args:
+        norms: l2 norms, of any shape.
+        bound: c, one number or a tensor that broadcasts with the norms.
+
+    Example:
+        >>> clip_factors(torch.tensor([0.5, 4.0]), 1.0).round(decimals=4).tolist()
+        [1.0, 0.25]
+    """
+    if isinstance(bound, float | int) and norms.dtype == torch.float64 and 0 < SAFETY * bound < math.inf:
+        limit = SAFETY * bound  # the same in two operations, which NumPy makes of a few numbers in a third of the time
+        if norms.device.type == "cpu":
+            return torch.from_numpy(np.asarray(limit / np.maximum(norms.numpy(), limit)))
+        return torch.tensor(limit, dtype=norms.dtype, device=norms.device) / norms.clamp(min=limit)
+    bound = torch.as_tensor(bound, dtype=norms.dtype, device=norms.device)
+    whole = norms <= bound * SAFETY
+    cut = SAFETY * bound / torch.where(whole, 1.0, norms)
+    return torch.where(whole, torch.sign(bound).expand_as(norms), cut)
+
+
+def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None) -> np.ndarray:
+    """Bounds as a float64 vector [K].
+
+    Args:
+        bounds: one per layer.
+        layers: K, if known.
+
+    Raises:
+        ConfigError: a bound is negative, NaN or too small for norms in float32, or there is not one bound per layer.
+
+    Example:
+        >>> check_bounds([0.0, 1], layers=2).tolist()
+        [0.0, 1.0]
+    """
+    values = np.asarray(bounds, dtype=np.float64)
+    if values.ndim != 1 or (layers is not None and len(values) != layers):
+        wanted = "one bound per layer" if layers is None else f"one bound for each of {layers} layers"
+        raise ConfigError(f"clip must be a number or {wanted}, got {values.tolist()}")
+    if np.isnan(values).any() or (values < 0).any() or ((values > 0) & (values < LEAST_BOUND)).any():
+        raise ConfigError(f"clip bounds must be 0 or at least 2^-36, got {values.tolist()}")
+    return values
+
+
+@named_arguments
+@dataclass(frozen=True)
+class PerLayerClip:
+    """f_ij = min(1, c_j / ||g_ij||): every layer is clipped to its own bound.
+
+    Attributes:
+        clip: one bound c_j per layer.
+
+    Raises:
+        ConfigError: a bound is out of range.
+
+    Example:
+        >>> scaling = PerLayerClip((1.5, 8.0))
+        >>> scaling.factors(torch.tensor([[3.0, 4.0]])).round(decimals=4).tolist(), round(scaling.bound, 2)
+        ([[0.5, 1.0]], 8.14)
+    """
+
+    clip: tuple[float, ...]
+    per_layer = True
+
+    def __post_init__(self) -> None:
+        check_bounds(self.clip)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """See `Scaling`."""
+        return clip_factors(norms, torch.tensor(self.clip, dtype=norms.dtype, device=norms.device))
+
+    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
+        """See `Scaling`."""
+        limit = SAFETY * self.clip[layer]
+        if 0 < limit < math.inf:
+            return limit / norms.clamp(min=limit)  # as `clip_factors`, up to rounding
+        return clip_factors(norms, self.clip[layer])
+
+    def bounds(self, layers: int) -> np.ndarray:
+        """See `Scaling`."""
+        return check_bounds(self.clip, layers)
+
+    @property
+    def bound(self) -> float:
+        """See `Scaling`."""
+        return math.hypot(*self.clip)
+
+
+class _Whole:
+    """A scaling by the norm of the whole gradient; its bound C also holds for each layer."""
+
+    per_layer = False
+    clip: float
+
+    def __post_init__(self) -> None:
+        check_bounds([self.clip])
+
+    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
+        """See `Scaling`."""
+        raise TypeError(f"{type(self).__name__} needs the norms of all layers at once")
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """See `Scaling`."""
+        if norms.shape[1] == 1:  # the only layer's norm is that of the whole, to the bit
+            return self.of_whole(norms)
+        return self.of_whole(torch.linalg.vector_norm(norms, dim=1))[:, None].expand_as(norms)
+
+    def of_whole(self, norms: Tensor) -> Tensor:
+        """Factor of each gradient for its norm, of any shape."""
+        raise NotImplementedError
+
+    def bounds(self, layers: int) -> np.ndarray:
+        """See `Scaling`."""
+        return np.full(layers, float(self.clip))
+
+    @property
+    def bound(self) -> float:
+        """See `Scaling`."""
+        return float(self.clip)
+
+
+@named_arguments
+@dataclass(frozen=True)
+class FlatClip(_Whole):
+    """f_i = min(1, C / ||g_i||): the whole gradient is clipped (DP-SGD; Abadi et al., CCS 2016).
+
+    Attributes:
+        clip: C.
+
+    Raises:
+        ConfigError: C is out of range.
+
+    Example:
+        >>> FlatClip(2.5).factors(torch.tensor([[3.0, 4.0]])).round(decimals=4).tolist()
+        [[0.5, 0.5]]
+    """
+
+    clip: float
+
+    def of_whole(self, norms: Tensor) -> Tensor:
+        """See `_Whole`."""
+        return clip_factors(norms, self.clip)
+
+
+@dataclass(frozen=True)
+class AutoS(_Whole):
+    """f_i = C / (||g_i|| + gamma): Auto-S (Bu et al., NeurIPS 2023), equal to NSGD (Yang et al., 2022).
+
+    Attributes:
+        clip: C, a strict bound of the contribution's norm; the papers absorb it into the learning rate.
+        gamma: stabiliser, 0.01 in the paper.
+
+    Raises:
+        ConfigError: C is out of range or infinite, or gamma is below 1e-6.
+
+    Example:
+        >>> AutoS(1.0, gamma=3.0).factors(torch.tensor([[3.0, 4.0]])).round(decimals=4).tolist()  # 1 / (5 + 3)
+        [[0.125, 0.125]]
+    """
+
+    clip: float = 1.0
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.gamma) and self.gamma >= LEAST_STABILISER and math.isfinite(self.clip)):
+            raise ConfigError(f"Auto-S: clip must be finite and gamma at least 1e-6, got {self.clip} and {self.gamma}")
+
+    def of_whole(self, norms: Tensor) -> Tensor:
+        """See `_Whole`."""
+        return SAFETY * self.clip / (norms + self.gamma)
+
+
+@dataclass(frozen=True)
+class PSAC(_Whole):
+    """f_i = C / (||g_i|| + r / (||g_i|| + r)): DP-PSAC (Xia et al., AAAI 2023).
+
+    The factor multiplies the gradient itself, which is missing in the LM-DP-SGD paper's copy of the formula. The norm
+    of the result stays below C. Small gradients keep the weight C instead of the 1 / gamma of Auto-S.
+
+    Attributes:
+        clip: C.
+        r: stabiliser, 0.1 in the authors' MNIST example.
+
+    Raises:
+        ConfigError: C is out of range or infinite, or r is below 1e-6.
+
+    Example:
+        >>> PSAC(3.0, r=1.0).factors(torch.tensor([[1.0]])).round(decimals=4).tolist()  # 3 / (1 + 1 / (1 + 1))
+        [[2.0]]
+    """
+
+    clip: float = 1.0
+    r: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.r) and self.r >= LEAST_STABILISER and math.isfinite(self.clip)):
+            raise ConfigError(f"DP-PSAC: clip must be finite and r at least 1e-6, got {self.clip} and {self.r}")
+
+    def of_whole(self, norms: Tensor) -> Tensor:
+        """See `_Whole`."""
+        return SAFETY * self.clip / (norms + self.r / (norms + self.r))
+
+
+@named_arguments
+@dataclass(frozen=True)
+class Reweighted:
+    """f_ij = w_j min(C, ||g_i||) / ||g_ij||, 0 where ||g_ij|| = 0: LM-DP-SGD (equation 1) for fixed weights.
+
+    Every layer's direction is scaled to the length w_j C_i, so one example's contribution is at most C ||w||_2 = C.
+
+    Attributes:
+        clip: C.
+        weights: w_j >= 0 with sum_j w_j^2 = 1 (or below 1).
+
+    Raises:
+        ConfigError: C is out of range or infinite, or the weights do not fit.
+
+    Example:
+        >>> Reweighted(1.0, (0.6, 0.8)).factors(torch.tensor([[1.2, 1.6]])).round(decimals=4).tolist()
+        [[0.5, 0.5]]
+    """
+
+    clip: float
+    weights: tuple[float, ...]
+    per_layer = False
+
+    def __post_init__(self) -> None:
+        check_bounds([self.clip])
+        w = np.asarray(self.weights, dtype=np.float64)
+        if not math.isfinite(self.clip) or not np.isfinite(w).all() or (w < 0).any() or float(w @ w) > 1 + 1e-9:
+            raise ConfigError(f"layer weights must be non-negative with squares adding up to 1, got {w.tolist()}")
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """See `Scaling`."""
+        whole = torch.linalg.vector_norm(norms, dim=1, keepdim=True).clamp(max=self.clip)
+        w = torch.tensor(self.weights, dtype=norms.dtype, device=norms.device)
+        known = norms >= LEAST_NORM
+        return torch.where(known, SAFETY * w * whole / torch.where(known, norms, 1.0), 0.0)
+
+    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
+        """See `Scaling`."""
+        raise TypeError("the reweighted factors need the norms of all layers at once")
+
+    def bounds(self, layers: int) -> np.ndarray:
+        """See `Scaling`."""
+        if len(self.weights) != layers:
+            raise ConfigError(f"{len(self.weights)} layer weights for {layers} layers")
+        return self.clip * np.asarray(self.weights)
+
+    @property
+    def bound(self) -> float:
+        """See `Scaling`."""
+        return self.clip * math.hypot(*self.weights)
+
+
+def of_style(style: str, clip: float | Sequence[float] | np.ndarray, layers: int) -> Scaling:
+    """The scaling of `style` "per-layer" (a number stands for that bound in every layer) or "flat".
+
+    Raises:
+        ConfigError: the style is unknown, bounds are out of range, or there are several bounds for one gradient.
+
+    Example:
+        >>> of_style("per-layer", 0.5, layers=2)
+        PerLayerClip(clip=(0.5, 0.5))
+    """
+    if style == "per-layer":
+        bounds = np.full(layers, clip) if np.ndim(clip) == 0 else np.asarray(clip)
+        return PerLayerClip(tuple(check_bounds(bounds, layers).tolist()))
+    if style == "flat":
+        if np.ndim(clip) != 0:
+            raise ConfigError("style 'flat' has one bound for the whole gradient: give clip as a number")
+        return FlatClip(float(clip))  # type: ignore[arg-type]
+    raise ConfigError(f"unknown clipping style {style!r}; known: per-layer, flat")

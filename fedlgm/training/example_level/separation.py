@@ -1,0 +1,215 @@
+"""How the rows of a batch are kept apart in a model's forward pass.
+
+A clipped gradient bounds an example's effect only if the gradient is a function of that example alone. Three ways of
+computing the outputs of a batch differ in what they prove:
+
+* `KnownLayers`: the model consists of layers that treat rows independently. A batch is one call.
+* `MappedRows`: the model's code runs under `torch.func.vmap`, where it holds one row and cannot reach the others. The
+  layers inside still get the whole batch, so their gradients are clipped and summed at the usual cost.
+* `TriedRows`: the model does not run under vmap. A batch is one call, and trials are the only evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import package_of
+from fedlgm.training.devices import seeded
+from fedlgm.training.example_level.generic import GenericSite
+from fedlgm.training.example_level.on_batch import call_on_batch
+from fedlgm.training.example_level.rules import RULES
+from fedlgm.training.models.built import hooked
+
+Call = Callable[..., Any]
+"""Forward pass of a layer for a whole batch, called as `call(site, *arguments, **named)`."""
+Patch = Callable[[Call, bool], AbstractContextManager[None]]
+"""Context in which layers are computed by a `Call`, and pools by this package's functions if the flag is set."""
+
+TRIED_ROWS = (
+    "conditional on the model treating the rows of a batch independently, which a trial on a few examples supports: "
+    "the model does not run under torch.func.vmap"
+)
+"""Condition of guarantees whose rows only a trial has found to be apart."""
+
+_ROW_WISE: frozenset[type[nn.Module]] = frozenset({
+    *RULES, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Dropout,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.LogSigmoid,
+    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+})  # fmt: skip
+"""Types of PyTorch whose output for a row, an index of the first dimension, depends on that row alone."""
+
+_ROW_WISE_NAMES = frozenset(("torchvision.models.resnet", name) for name in ("ResNet", "BasicBlock", "Bottleneck"))
+"""The same of a package that is not imported here, by module and name."""
+
+
+class Separation(Protocol):
+    """A way of computing a model's outputs for a batch.
+
+    Attributes:
+        condition: what a guarantee assumes of the model; empty if its rows are apart by construction.
+    """
+
+    condition: str
+
+    def outputs(self, x: tuple[Tensor, ...], call: Call) -> Any:
+        """Outputs [n, ...] for inputs [n, ...]; `call` computes the layers."""
+        ...
+
+
+def separate(module: nn.Module, sites: Sequence[Any], x: tuple[Tensor, ...], patch: Patch) -> Separation:
+    """The first of the three ways that a model supports.
+
+    Args:
+        module: the model.
+        sites: its layers.
+        x: inputs of at least one example [n, ...], on the model's device; their values make no difference.
+        patch: replaces the layers' forward passes.
+
+    Example:
+        >>> from contextlib import nullcontext
+        >>> class Centred(nn.Linear):
+        ...     __module__ = "mypkg.models"
+        ...
+        ...     def forward(self, x):
+        ...         return super().forward(x - x.mean(dim=0))
+        >>> type(separate(nn.Linear(2, 1), [], (torch.ones(3, 2),), lambda *_: nullcontext())).__name__
+        'KnownLayers'
+        >>> type(separate(Centred(2, 1), [], (torch.ones(3, 2),), lambda *_: nullcontext())).__name__
+        'MappedRows'
+    """
+    if has_known_layers(module):
+        return KnownLayers(module, patch)
+    if any(part._backward_hooks for part in module.modules()):
+        return TriedRows(module, patch, RuntimeError("hooks on gradients do not run there"))
+    mapped = MappedRows(module, sites, patch)
+    try:
+        with torch.no_grad(), seeded(None):
+            mapped.outputs(tuple(value[:1].expand(2, *value.shape[1:]) for value in x), _forward)
+    except Exception as error:  # of the user's code, or of an operation that vmap does not support
+        return TriedRows(module, patch, error)
+    return mapped
+
+
+def has_known_layers(module: nn.Module) -> bool:
+    """Whether a model consists only of layers, by exact type and without hooks, that treat rows independently.
+
+    Example:
+        >>> has_known_layers(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.ReLU())), has_known_layers(nn.GRU(2, 3))
+        (True, False)
+    """
+    return all(map(_is_row_wise, module.modules()))
+
+
+class KnownLayers:
+    """One call for the batch, of a model whose layers treat rows independently.
+
+    Args:
+        module: the model.
+        patch: see `separate`.
+    """
+
+    condition = ""
+
+    def __init__(self, module: nn.Module, patch: Patch) -> None:
+        self._module, self._patch = module, patch
+
+    def outputs(self, x: tuple[Tensor, ...], call: Call) -> Any:
+        """See `Separation.outputs`."""
+        with self._patch(call, True):
+            return self._module(*x)
+
+
+class TriedRows(KnownLayers):
+    """One call for the batch, of a model whose rows only trials have found to be apart.
+
+    Attributes:
+        reason: why the model does not run under vmap.
+    """
+
+    condition = TRIED_ROWS
+
+    def __init__(self, module: nn.Module, patch: Patch, error: Exception) -> None:
+        super().__init__(module, patch)
+        self.reason = str(error).partition("\n")[0] or type(error).__name__
+
+
+class MappedRows(KnownLayers):
+    """The model under `torch.func.vmap`, and each of its layers on the whole batch.
+
+    Args:
+        module: the model.
+        sites: its layers.
+        patch: see `separate`.
+    """
+
+    def __init__(self, module: nn.Module, sites: Sequence[Any], patch: Patch) -> None:
+        super().__init__(module, patch)
+        self._generic = [site for site in sites if isinstance(site, GenericSite)]
+
+    def outputs(self, x: tuple[Tensor, ...], call: Call) -> Any:
+        """See `Separation.outputs`."""
+
+        def of_row(leaves: list[dict[str, Tensor]], values: tuple[Tensor, ...]) -> Any:
+            for site, own in zip(self._generic, leaves, strict=True):
+                site.of_row = own
+            with self._patch(partial(_call_layer, call, values[0]), False):
+                outputs = self._module(*(value[None] for value in values))
+            return pytree.tree_map(_only_row, outputs)
+
+        leaves = [site.expand(len(x[0])) for site in self._generic]
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # it and the fused kernels have no rule for vmap
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                return torch.func.vmap(of_row, randomness="different")(leaves, x)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _is_row_wise(part: nn.Module) -> bool:
+    if hooked(part):
+        return False
+    if type(part) is nn.Flatten:
+        return part.start_dim >= 1
+    kind = type(part)
+    named = (kind.__module__, kind.__qualname__) in _ROW_WISE_NAMES
+    return kind in _ROW_WISE or named or package_of(kind) == "fedlgm"
+
+
+def _call_layer(call: Call, row: Tensor, site: Any, *arguments: Any, **named: Any) -> Any:
+    """A layer's output for one row under vmap, from one call for the batch."""
+    if isinstance(site, GenericSite):
+        return site.call_row(row, arguments, named)
+    (x,) = (*arguments, *named.values())
+    _require_one_row(site.name, x)
+    return call_on_batch(lambda rows: call(site, rows.flatten(0, 1)).unflatten(0, (len(rows), 1)), row, x)
+
+
+def _forward(site: Any, x: Tensor) -> Tensor:
+    """A layer's own forward pass."""
+    out: Tensor = type(site.module).forward(site.module, x)
+    return out
+
+
+def _only_row(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        _require_one_row("the output", output)
+        return output[0]
+    return output
+
+
+def _require_one_row(name: str, value: Tensor) -> None:
+    if value.dim() == 0 or len(value) != 1:
+        raise ConfigError(
+            f"{name} has shape {tuple(value.shape)} for one example: the first dimension must be the example throughout"
+        )

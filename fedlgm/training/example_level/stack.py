@@ -1,0 +1,138 @@
+"""Passes over plain stacks of fully connected layers, without autograd and hooks inside the model.
+
+For the small batches of clients, autograd's and the hooks' bookkeeping costs several times as much as the arithmetic.
+The operations are those of `passes.Pass`, in its order, so the bits are the same. The few float64 numbers of every
+example are NumPy's, whose calls cost a third of PyTorch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedlgm.extension.loader import is_bundled
+from fedlgm.planning.clipping import Scaling
+from fedlgm.training.example_level.norms import norm_of
+from fedlgm.training.example_level.passes import Place, Site, cast
+from fedlgm.training.example_level.rules.base import add_product_, add_scaled_
+from fedlgm.training.example_level.rules.linear import LinearRule
+from fedlgm.training.example_level.rules.products import squares_of_rows
+from fedlgm.training.stack.model import is_plain_stack
+from fedlgm.training.tasks import Task
+
+aten = torch.ops.aten
+_ACTIVATIONS: dict[type[nn.Module], tuple[Callable[..., Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    nn.Tanh: (torch.tanh, aten.tanh_backward),
+    nn.Sigmoid: (torch.sigmoid, aten.sigmoid_backward),
+    nn.ReLU: (torch.relu, lambda gradient, y: aten.threshold_backward(gradient, y, 0)),
+}
+
+
+class StackPass:
+    """Forward and backward pass of a stack. Use `StackPass.of`.
+
+    Args:
+        layers: the fully connected layers, the input's first, each with its activation and the activation's
+            derivative.
+        flattens: whether the stack flattens its inputs.
+        task: owns the losses.
+    """
+
+    def __init__(self, layers: list[tuple[Site, Any, Any]], flattens: bool, task: Task) -> None:
+        self._layers, self._flattens, self._task = layers, flattens, task
+        found: list[tuple[Place, tuple[int, bool, int]]] = []  # (layer from the last one, whether its weight, column)
+        for i, (site, *_) in enumerate(reversed(layers)):
+            named = zip(site.rule.parameters, site.places, strict=True)
+            found += [(place, (i, name == "weight", place.column)) for name, place in named]
+        self._places = [where for _, where in found]
+        found.sort(key=lambda one: one[0].offset)
+        self._parts, self._sizes = [where for _, where in found], [place.size for place, _ in found]
+        self._columns = 1 + max(place.column for place, _ in found)
+
+    @classmethod
+    def of(cls, module: nn.Module, sites: Sequence[Any], task: Any) -> StackPass | None:
+        """The pass of a module; None unless it is such a stack on the CPU with a task of this package.
+
+        Args:
+            module: its parameters are read in place.
+            sites: the sites of its layers.
+            task: owns the losses; a user's may depend on parameters outside the layers.
+        """
+        if not is_plain_stack(module):
+            return None
+        cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
+        if not (cpu and isinstance(task, Task) and is_bundled(task)):
+            return None
+        own, layers, children = {site.module: site for site in sites}, list[Any](), list(module)
+        flattens = bool(children) and type(children[0]) is nn.Flatten and _whole(children[0])
+        for child in children[flattens:]:
+            site = own.get(child)
+            if isinstance(site, Site) and type(site.rule) is LinearRule and type(child) is nn.Linear:
+                layers.append((site, None, None))
+            elif type(child) in _ACTIVATIONS and layers and layers[-1][1] is None:
+                layers[-1] = (layers[-1][0], *_ACTIVATIONS[type(child)])
+            else:
+                return None
+        return cls(layers, flattens, task) if layers else None
+
+    def takes(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> bool:
+        """Whether the inputs have one row per example, and the layers' gradients wait for the norm of all."""
+        rows = len(inputs) == 1 and (inputs[0].ndim == 2 or (self._flattens and inputs[0].ndim > 2))
+        return rows and not scaling.per_layer and norm_of(scaling).fused
+
+    @torch.no_grad()
+    def sum(self, x: Tensor, y: Tensor, scaling: Scaling, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Sum [D] of a batch's scaled gradients in a dtype, and their norms [n, K].
+
+        Returns:
+            None if a gradient is not finite: `passes.Pass` leaves out such examples.
+        """
+        inputs, gradients = self._differentiate(x.flatten(1), y)
+        of_rows = squares_of_rows([*inputs, *gradients])
+        if not math.isfinite(of_rows.sum()):
+            return None
+        of_gradients = of_rows[len(inputs) :]
+        of_weights = of_rows[: len(inputs)] * of_gradients
+        squares = np.zeros((x.shape[0], self._columns))
+        for layer, weight, column in self._places:
+            squares[:, column] += (of_weights if weight else of_gradients)[layer]
+        norms = torch.from_numpy(squares).sqrt()  # as `Pass` computes them: NumPy rounds otherwise
+        factors = cast(scaling.factors(norms), x.dtype).t().contiguous().unbind()
+        total = torch.zeros(sum(self._sizes), dtype=dtype)
+        for part, (layer, weight, column) in zip(total.split_with_sizes(self._sizes), self._parts, strict=True):
+            dy, rows = gradients[layer], inputs[layer]
+            if weight:
+                scaled = dy * factors[column].unsqueeze(1)
+                add_product_(part.view(dy.shape[1], rows.shape[1]), scaled, rows)
+            else:
+                add_scaled_(part, dy, factors[column])
+        return total, norms
+
+    def _differentiate(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Inputs of the layers and their outputs' gradients, for the sum of the losses; the last layer first."""
+        inputs: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for site, activation, _ in self._layers:
+            inputs.insert(0, x)
+            own = site.module._parameters  # PyTorch's way to an attribute takes as long as some of the arithmetic
+            x = functional.linear(x, own["weight"], own["bias"])
+            x = x if activation is None else activation(x)
+        gradient = self._task.summed_gradient(x, y)
+        for i, (site, _, derivative) in enumerate(reversed(self._layers)):
+            if derivative is not None:
+                gradient = derivative(gradient, inputs[i - 1] if i else x)
+            gradients.append(gradient)
+            if i + 1 < len(self._layers):
+                gradient = gradient @ site.module._parameters["weight"]
+        return inputs, gradients
+
+
+def _whole(flatten: Any) -> bool:
+    """Whether it leaves one row per example."""
+    return (flatten.start_dim, flatten.end_dim) == (1, -1)

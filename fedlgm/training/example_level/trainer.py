@@ -1,0 +1,346 @@
+"""Steps of example-level training: Poisson batches, bounded gradient sums, and local steps with clients' noise."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm.aggregation.contributions import BoundedUpdates
+from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateSums
+from fedlgm.noise.draws import NoiseBackend
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.noise.release import local_releases
+from fedlgm.planning.clipping import Scaling
+from fedlgm.planning.facts import LocalTraining
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.upload_caps import within_caps
+from fedlgm.training import FlatOptimizer, inputs, tasks
+from fedlgm.training.example_level.bounding import bounded_updates
+from fedlgm.training.example_level.engine import ExampleGradients, SumsExamples
+from fedlgm.training.example_level.native import NativeExampleGradients
+from fedlgm.training.example_level.scaling import FlatClip, one_by_one
+from fedlgm.training.example_level.trial import TRIED, moderate, try_examples, try_step
+from fedlgm.training.inputs import Inputs
+from fedlgm.training.models.requirements import require_drawing_nothing, require_stateless
+from fedlgm.training.tasks.base import ExampleLosses
+
+Batch = tuple[Inputs, Tensor, Tensor]
+"""Inputs [n, ...], targets [n, ...] and the rows of a batch, int64 [b]."""
+
+
+class ExampleTrainer:
+    """Bounds and adds up examples' gradients according to a mechanism's plan, in one resident model.
+
+    Clipping bounds an example's effect only if examples do not influence each other. If the model's rows are not apart
+    by construction (`fedlgm.training.example_level.separation`), plans must say so in `facts.assumes`. Before its first sum, and
+    for such models at some later steps, the trainer tests model and task on a few of the examples
+    (`fedlgm.training.example_level.trial`).
+
+    Args:
+        module: float32 model without state between batches; the trainer takes it over.
+        layers: `mechanism.table(...)` of the module's layers.
+        mechanism: a mechanism of unit "example".
+        device: device of the training.
+        task: losses per example; None is classification.
+        exact_sums: see `ExampleGradients`.
+        native: whether the compiled kernel sums (`NativeExampleGradients`), which knows plain stacks of layers.
+
+    Raises:
+        ConfigError: the mechanism bounds whole clients, the module has no gradients per example, or there is no kernel.
+
+    Example:
+        >>> from fedlgm import RunFacts, Sampling, Transcript, mechanisms
+        >>> mechanism, model = mechanisms.get("dp-sgd", bound=0.1), nn.Linear(2, 3)
+        >>> trainer = ExampleTrainer(model, mechanism.table(LayerTable.from_module(model)), mechanism)
+        >>> facts = RunFacts(1.0, Sampling("poisson", 8, 0.5))
+        >>> plan = mechanism.plan(trainer.layers, facts, Transcript.start(trainer.weights))
+        >>> batch = trainer.sum(torch.randn(8, 2), torch.zeros(8, dtype=torch.int64), torch.tensor([1, 4, 6]), plan)
+        >>> float(batch.values.norm()) <= 3 * 0.1, batch.bounds
+        (True, (0.1,))
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layers: LayerTable,
+        mechanism: Mechanism,
+        device: torch.device | str = "cpu",
+        task: ExampleLosses | None = None,
+        exact_sums: bool = False,
+        native: bool = False,
+    ) -> None:
+        if not isinstance(mechanism, BoundsExamples):
+            raise ConfigError(
+                f"{mechanism.name} bounds whole clients: example-level training needs one that bounds examples"
+            )
+        require_stateless(module)
+        require_drawing_nothing(module)
+        self.device, self.layers, self._mechanism = torch.device(device), layers, mechanism
+        self._module = module.to(self.device)
+        self.weights = layers.bind_(self._module.train())
+        self._task: ExampleLosses = task if task is not None else tasks.get()
+        self._gradients: SumsExamples
+        if native:
+            self._gradients = NativeExampleGradients(self._module, layers, self._task, self.weights)
+        else:
+            self._gradients = ExampleGradients(self._module, layers, self._task, exact_sums=exact_sums)
+        self._tried = self._sums = 0
+        self._scaled: tuple[ReleasePlan, Scaling] | None = None  # of the last plan
+        self._random = random.Random()  # not the run's: what a run draws does not depend on when it is tried
+
+    def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
+        """A batch's contribution to the step's sum at the current `weights`, which is the negative gradient, [1, D].
+
+        One example changes it by at most the plan's bounds in l2 norm, and the auxiliary queries' answers by theirs.
+
+        Args:
+            x: inputs [n, ...].
+            y: targets [n, ...].
+            rows: the batch, int64 [b]; may be empty.
+            plan: the step's plan.
+
+        Raises:
+            ConfigError: a trial finds that an example's gradient depends on other examples.
+            PrivacyError: the plan's guarantee omits a condition of the model (`condition`).
+        """
+        return self.sums([(x, y, rows)], plan)
+
+    def sums(
+        self, batches: Sequence[Batch], plan: ReleasePlan, models: Sequence[Tensor] | None = None
+    ) -> BoundedUpdates:
+        """Several batches' contributions, [b, D], each as `sum` describes it.
+
+        A subclass overrides this method, through which every sum is made.
+
+        Args:
+            batches: the batches.
+            plan: the step's plan.
+            models: weights [D] of each batch's sum; by default the current `weights` are those of all.
+        """
+        if self._scaled is None or self._scaled[0] is not plan:
+            self._scaled = plan, one_by_one(self._mechanism.scaling(plan))
+            self._require_stated(plan, batches)
+        scaling = self._scaled[1]
+        return bounded_updates(self._gradients.sums(self._taken(batches, models), scaling), scaling, plan)
+
+    def condition(self, x: Inputs) -> str:
+        """What a guarantee assumes of the model (`RunFacts.assumes`); empty if rows are apart by construction.
+
+        Args:
+            x: inputs of at least one example [n, ...]; their values make no difference.
+        """
+        return self._gradients.condition(inputs.to(inputs.take(x, slice(1)), self.device))
+
+    def _require_stated(self, plan: ReleasePlan, batches: Sequence[Batch]) -> None:
+        """Refuse a protected plan whose guarantee omits the model's condition."""
+        x = next((x for x, y, _ in batches if len(y)), None)
+        condition = self.condition(x) if x is not None and plan.protected else ""
+        heads = [part.partition(": ")[0] for part in condition.split("; ")]  # reasons name the places of the code
+        if any(head not in plan.facts.assumes for head in heads):
+            raise PrivacyError(
+                "the plan's guarantee omits a condition of the model: state it in RunFacts(..., assumes=...), which "
+                f"for this model is trainer.condition(x) = {condition!r}"
+            )
+
+    def _taken(self, batches: Sequence[Batch], models: Sequence[Tensor] | None) -> Iterator[tuple[Inputs, Tensor]]:
+        """Each batch's examples, while the module has its model."""
+        for place, (x, y, rows) in enumerate(batches):
+            if models is not None:
+                self.weights.copy_(models[place])
+            self._try(x, y)
+            yield self._batch(x, y, rows)
+
+    def figures(self, x: Inputs, y: Tensor, rows: Tensor) -> np.ndarray:
+        """`private_figures` of a batch; the arguments are those of `sum`."""
+        return private_figures(self._gradients, self._mechanism, self.layers, *self._batch(x, y, rows))
+
+    def _try(self, x: Inputs, y: Tensor) -> None:
+        """Test model and task in the first sum. Test a model with a condition also in the n-th with probability 1/n."""
+        self._sums += 1
+        examples = y.shape[0]  # of small tensors, `len` takes as long as arithmetic
+        if self._tried < min(examples, 2):  # one example shows less than two
+            self._tried = min(examples, TRIED)
+            rows = torch.linspace(0, examples - 1, self._tried).long()  # of all data: they may be sorted by class
+            few = self._few(x, y, rows)
+            try_examples(self._module, self.layers, self._task, *few, type(self._module))
+        elif examples > 1 and self._random.random() < 1 / self._sums and self.condition(x):
+            rows = torch.tensor(self._random.sample(range(examples), min(examples, TRIED)))
+            try_step(self._module, self.layers, self._task, *self._few(x, y, rows))
+
+    def _few(self, x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:
+        x, y = self._batch(x, y, rows)
+        return inputs.each(moderate, x), moderate(y)
+
+    def _batch(self, x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:
+        taken = inputs.each(lambda part: part.index_select(0, rows).to(self.device), x)
+        return taken, y.index_select(0, rows).to(self.device)
+
+
+def private_figures(
+    gradients: SumsExamples, mechanism: Mechanism, layers: LayerTable, x: Inputs, y: Tensor
+) -> np.ndarray:
+    """The figures from which a published, NOT PRIVATE variant plans, float64 [rows, K].
+
+    PRIVATE. The figures are the finite raw layer norms of the examples' gradients [n, K], or the mechanism's own
+    figures (`UsesPrivateSums`).
+
+    Args:
+        gradients: the model's per-example gradients.
+        mechanism: the published variant.
+        layers: its table.
+        x: inputs [n, ...].
+        y: targets [n, ...].
+    """
+    looks = mechanism.looks(len(layers)) if isinstance(mechanism, UsesPrivateSums) else ()
+    if isinstance(mechanism, UsesPrivateSums) and looks:
+        return mechanism.figures(layers, [gradients.sum(x, y, scaling).total for scaling in looks], len(y))
+    norms = gradients.sum(x, y, FlatClip(1.0)).norms
+    return np.asarray(norms[norms.isfinite().all(dim=1)].cpu().numpy())
+
+
+def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tensor:
+    """A Poisson batch: every example independently with probability `rate`, int64 [b].
+
+    Example:
+        >>> poisson_rows(KeyRing.from_seed(1), 5, 1.0, 1, 0).tolist()
+        [0, 1, 2, 3, 4]
+
+    Args:
+        keys: ring of the batches.
+        examples: number of examples.
+        rate: q.
+        path: (round, client) or (round, client, step).
+    """
+    drawn = keys.numpy_generator(Purpose.TRAIN, *path).random(examples) < rate
+    return torch.from_numpy(drawn.nonzero()[0])
+
+
+def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
+    """Ring of the batches drawn from data with this digest.
+
+    For a secret ring the result depends on the data: repeating a step with other data is another release, whose batch
+    must be drawn independently for sampling to amplify it. The ring of a public seed is unchanged.
+
+    Example:
+        >>> seeded, secret = KeyRing.from_seed(1), KeyRing.from_seed(None)
+        >>> batch_keys(seeded, b"digest") == seeded, batch_keys(secret, b"digest") == secret
+        (True, False)
+    """
+    return keys.derive(b"batches", digest) if keys.secret else keys
+
+
+def digest_of(x: Inputs, y: Tensor) -> bytes:
+    """Hash of a client's examples.
+
+    Example:
+        >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
+        >>> digest_of(x, y) == digest_of(x.clone(), y), digest_of(x, y) == digest_of(x, 1 - y)
+        (True, False)
+    """
+    found = hashlib.blake2b(digest_size=16)
+    for part in (*inputs.parts(x), y):
+        found.update(f"{part.dtype}{tuple(part.shape)}".encode())
+        found.update(np.ascontiguousarray(part.cpu().numpy()).data)
+    return found.digest()
+
+
+class Examples(NamedTuple):
+    """A client's examples.
+
+    Example:
+        >>> Examples(3, torch.zeros(5, 2), torch.zeros(5), b"digest").y.shape
+        torch.Size([5])
+
+    Attributes:
+        client: its number.
+        x: inputs [n, ...].
+        y: targets [n, ...].
+        digest: `digest_of` them.
+    """
+
+    client: int
+    x: Inputs
+    y: Tensor
+    digest: bytes
+
+
+def local_steps(
+    trainer: ExampleTrainer,
+    settings: LocalTraining,
+    model: Tensor,
+    examples: Sequence[Examples],
+    plan: ReleasePlan,
+    keys: KeyRing,
+    round: int,
+    backend: NoiseBackend = "cpu",
+) -> list[tuple[Tensor, str]]:
+    """Clients' rounds of private steps; each step samples a Poisson batch, bounds it, adds noise and moves the model.
+
+    A client's result is a function only of its own steps' noisy sums. By the composition of `plan.event` it is
+    therefore private for the client's examples, under adding or removing one of them. A client without data makes the
+    same steps. `clients.example_level.ExampleSteps` calls this function; docs/how-to/example-level.md has a run.
+
+    The clients take each step in turn, and each result is what it would be alone: a step consists of many small pieces
+    of work, which cost half as much if they are done several times in a row.
+
+    Args:
+        trainer: trainer for the plan's layers.
+        settings: optimizer, learning rate and momentum of the steps.
+        model: the global model [D].
+        examples: the clients' examples.
+        plan: the round's plan, with `facts.steps`.
+        keys: the clients' ring, derived from everything that determines the releases except the data.
+        round: round number.
+        backend: see `release`.
+
+    Returns:
+        For each client the private update [plan.size] float64 (the released layers' change, then the mean answer to
+        each auxiliary query) within the public caps of `upload_caps`, and the name of its noise for the client's record
+        of releases.
+
+    Raises:
+        ConfigError: the plan has no local steps.
+    """
+    steps = plan.facts.steps
+    if steps is None:
+        raise ConfigError("local steps need a plan whose facts include them (facts.steps)")
+    model, numbers = model.to(trainer.device), range(1, steps.count + 1)
+    clients = [own.client for own in examples]
+    weights = model.repeat(len(examples), 1).unbind()
+    optimizers = [FlatOptimizer.of(settings, own) for own in weights]
+    own_rings = [keys.derive(b"batches", own.digest) for own in examples]
+    drawn = [
+        [poisson_rows(ring, own.y.shape[0], steps.rate, round, own.client, step) for step in numbers]
+        for own, ring in zip(examples, own_rings, strict=True)
+    ]
+    released = sum(int(plan.layers.sizes[j]) for j in plan.indices)
+    answers = torch.zeros(len(examples), plan.size - released, dtype=torch.float64)
+    names = [hashlib.sha256() for _ in examples]
+    for step in numbers:
+        ring = keys.derive(b"step", step.to_bytes(4, "little"))
+        batches = [(own.x, own.y, rows[step - 1]) for own, rows in zip(examples, drawn, strict=True)]
+        bounded = trainer.sums(batches, plan, weights)
+        noisy, named = local_releases(bounded, plan, ring, round, clients, backend, trainer.device)
+        against = noisy.div_(-steps.batch)  # the means, turned around in place
+        for optimizer, gradient in zip(optimizers, plan.expand(against).to(model).unbind(), strict=True):
+            optimizer.step(gradient)
+        if answers.shape[1]:
+            answers -= against[:, released:].cpu().double() / steps.count
+        for hashed, name in zip(names, named, strict=True):
+            hashed.update(name.encode())
+    changes = []
+    for at, own_answers, hashed in zip(weights, answers, names, strict=True):
+        change = (at - model).cpu().double()
+        if not plan.complete or answers.shape[1]:
+            views = plan.layers.split(change)
+            change = torch.cat([*(views[j] for j in plan.indices), own_answers])
+        changes.append((within_caps(change, plan), hashed.hexdigest()[:32]))
+    return changes

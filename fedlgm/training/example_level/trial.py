@@ -1,0 +1,303 @@
+"""A trial of a model and a task whose examples are bounded: a diagnosis, on which no proof rests.
+
+What keeps examples apart is in `fedlgm.training.example_level.separation`. The trial finds models that would be trained as
+something else than their author means: state, random draws, rows that influence each other, and gradients that are not
+autograd's. If rows are not apart by construction, it is the only evidence, and the guarantee is conditional.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError, FedlgmError, Notice, prefix_key
+from fedlgm.extension.trial import check_losses, require_alike
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import inputs, models
+from fedlgm.training.devices import seeded
+from fedlgm.training.example_level.engine import ExampleGradients
+from fedlgm.training.example_level.scaling import FlatClip
+from fedlgm.training.inputs import Inputs
+from fedlgm.training.tasks.base import ExampleLosses, require_separate_losses
+
+TRIED = 4
+"""Number of examples in a trial."""
+_BATCH = 32
+"""Size of a trial's batch, in which the examples are repeated, to show dependences that small batches do not show."""
+_TOLERANCE = 1e-2
+"""Difference that rounding can make, relative to a gradient's length, since a unit near its kink may change sides.
+Batches that influence gradients change them far more."""
+_NEARBY = (1e-3, 1e-2)
+"""Factors of the perturbations at which gradients that differ are compared again."""
+_LARGEST = 1e4
+"""Limit of examples' values; a trial replaces larger ones with 0, so that none stops the run of a correct model.
+It is also the factor by which hostile rows are longer."""
+_MANY, _MANY_BYTES = 512, 4 << 20
+"""Size of the largest batch, unless its inputs would take more than so many bytes."""
+_LEAST = 2.0**-30
+"""Gradients shorter than this are not compared, because they are rounding errors of terms that cancel."""
+_RELATIVE, _ABSOLUTE = 0.3, 0.1
+"""Perturbation relative to a parameter's root mean square, and its least size, for weights that begin at zero."""
+
+
+def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor, owner: Any) -> None:
+    """Refuse a model or task whose examples influence each other, that carries state over steps, or fails.
+
+    The module's weights, buffers and mode and the state of PyTorch's random numbers are restored.
+
+    Args:
+        module: the initial model.
+        layers: its layers.
+        task: its task.
+        x: inputs of a few examples [n, ...], on the module's device.
+        y: their targets [n, ...].
+        owner: the class on trial; a message names its line.
+
+    Raises:
+        ConfigError: the message names the problem.
+
+    Example:
+        >>> class Centred(nn.Linear):
+        ...     def forward(self, x):
+        ...         return super().forward(x - x.mean(dim=0))
+        >>> from fedlgm import tasks
+        >>> model, x, y = Centred(2, 2), torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
+        >>> try_examples(model, LayerTable.from_module(model), tasks.get(), x, y, Centred)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: model: examples influence each other before or in the output, ...
+    """
+
+    def sums() -> list[Tensor]:
+        results = [gradients.sum(x, y, FlatClip(1.0)) for _ in range(2)]
+        return [
+            torch.cat([each.total, each.norms.flatten().to(each.total)]) for each in results
+        ]  # clipping hides lengths
+
+    gradients = _gradients(module, layers, task)
+    with seeded(0, y.device), _modes(module):
+        with prefix_key("model"):
+            models.require_repeatable(module, x)
+            models.require_drawing_nothing(module, x)
+            require_alike(sums, len(y), owner)
+            _require_separate(module, x, gradients.condition(x))
+        check_losses(module, task, x, y)
+        trial = _Gradients(gradients, module, layers, task)
+        trial.compare(x, y)
+        with _perturbed(module):
+            with prefix_key("model"):
+                _require_separate(module, x, gradients.condition(x))
+            trial.compare(x, y)
+            with _accepting_failures():
+                unlike = _unlike(x, y)
+                with torch.no_grad():
+                    require_separate_losses(task, inputs.call(module, unlike[0]), unlike[1])
+                trial.compare(*unlike)
+
+
+def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor) -> None:
+    """Refuse a model or task whose examples influence each other's gradients, at the current weights.
+
+    Args:
+        module: the model.
+        layers: its layers.
+        task: its task.
+        x: inputs of a few examples [n, ...], on the module's device.
+        y: their targets [n, ...].
+
+    Raises:
+        ConfigError: an example's gradient depends on the other examples of its batch.
+
+    Example:
+        >>> from fedlgm import tasks
+        >>> model, x, y = nn.Linear(2, 2), torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
+        >>> try_step(model, LayerTable.from_module(model), tasks.get(), x, y)  # nothing is wrong
+    """
+    with seeded(0, y.device), _modes(module):
+        _Gradients(_gradients(module, layers, task), module, layers, task).compare(x, y)
+
+
+def moderate(values: Tensor) -> Tensor:
+    """Examples for the trial: without NaN, infinity and values at which float32 overflows in a model.
+
+    Example:
+        >>> moderate(torch.tensor([1.0, torch.nan, 1e30])).tolist(), moderate(torch.tensor([70000])).tolist()
+        ([1.0, 0.0, 0.0], [70000])
+    """
+    return torch.where(values.abs() <= _LARGEST, values, 0.0) if values.is_floating_point() else values
+
+
+def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses) -> ExampleGradients:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # training says it
+        return ExampleGradients(module, layers, task)
+
+
+def _require_separate(module: nn.Module, x: Inputs, condition: str) -> None:
+    """Refuse a model whose outputs for a row depend on other rows: with a condition also many and hostile ones."""
+    models.require_separate(module, x)
+    bytes_each = max(1, sum(part[0].nbytes for part in inputs.parts(x)))
+    many = max(_BATCH, min(_MANY, _MANY_BYTES // bytes_each)) if condition else _BATCH
+    batch = inputs.take(x, torch.arange(many) % len(inputs.parts(x)[0]))
+    with _accepting_failures():
+        for value in (1.0, _LARGEST, torch.inf, torch.nan) if condition else (1.0,):
+            _require_outputs_alone(module, inputs.each(partial(_hostile, value), batch))
+
+
+def _hostile(factor: float, values: Tensor) -> Tensor:
+    """Rows of which the first, the middle and the last are multiplied by a factor, unless they are whole numbers."""
+    if not values.is_floating_point():
+        return values
+    values = values.clone()
+    values[[0, len(values) // 2, -1]] *= factor
+    return values
+
+
+@torch.no_grad()
+def _require_outputs_alone(module: nn.Module, x: Inputs) -> None:
+    """Compare the outputs of some rows of a batch with those of the same rows alone."""
+    outputs = inputs.call(module.train(), x)
+    for i in (0, 1, len(outputs) // 2, len(outputs) - 1):
+        if not inputs.close(outputs[i : i + 1], inputs.call(module, inputs.take(x, slice(i, i + 1)))):
+            raise ConfigError("the model's outputs for an example depend on the other examples of its batch")
+
+
+class _Gradients:
+    """The engine's clipped gradients beside those of autograd, one example at a time.
+
+    Args:
+        engine: the engine's gradients.
+        module: the model.
+        layers: its layers.
+        task: its task.
+    """
+
+    def __init__(self, engine: ExampleGradients, module: nn.Module, layers: LayerTable, task: ExampleLosses) -> None:
+        self._engine, self._module, self._layers, self._task = engine, module, layers, task
+
+    def compare(self, x: Inputs, y: Tensor) -> None:
+        """Refuse a model or task whose sum for a batch is not that of autograd's clipped gradients.
+
+        Rounding can move a unit across its kink at some weights, so what differs is compared again at weights nearby.
+        """
+        problem = self._problem(x, y)
+        for factor in _NEARBY:
+            if problem:
+                with _perturbed(self._module, factor):
+                    problem = self._problem(x, y)
+        if problem:
+            raise ConfigError(problem)
+
+    def _problem(self, x: Inputs, y: Tensor) -> str | None:
+        whole = torch.linalg.vector_norm(self._engine.sum(x, y, FlatClip(1.0)).norms, dim=1)
+        long = whole[whole.isfinite() & (whole > _LEAST)]
+        if len(y) < 2 or not len(long):
+            return None
+        scale = float(long.median())
+        scaling = FlatClip(scale / 2)  # cuts at least half of the gradients
+        rows = [slice(i, i + 1) for i in range(len(y))]
+        alone = [self._engine.sum(inputs.take(x, row), y[row], scaling) for row in rows]
+        for row, result in zip(rows, alone, strict=True):
+            gradient = self._differentiate(inputs.take(x, row), y[row])
+            norm = float(gradient.norm())
+            clipped = gradient * min(1.0, scaling.bound / norm) if norm > 0 else gradient
+            if math.isfinite(norm) and float((clipped - result.total).norm()) > _TOLERANCE * scaling.bound:
+                return (
+                    "the gradient of an example is not the one that PyTorch computes for it alone: the model or the "
+                    "task remembers what it has seen, a hook changes gradients, or a function has a backward pass of "
+                    "its own"
+                )
+        times = max(1, _BATCH // len(y))
+        repeated = torch.arange(len(y), device=y.device).repeat(times)
+        together = self._engine.sum(inputs.take(x, repeated), y[repeated], scaling)
+        norms = torch.cat([result.norms for result in alone]).repeat(times, 1)
+        total = times * torch.stack([result.total for result in alone]).sum(dim=0)
+        same = torch.allclose(together.norms, norms, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
+        apart = float(torch.linalg.vector_norm(together.total - total))
+        if not same or apart > _TOLERANCE * scaling.bound * len(repeated):
+            return (
+                "an example's gradient depends on the other examples of its batch, so clipping does not bound what one "
+                "example changes: normalise, weigh and compare within each example only, in the model's forward pass, "
+                "in its hooks and in the task's losses"
+            )
+        return None
+
+    def _differentiate(self, x: Inputs, y: Tensor) -> Tensor:
+        """Autograd's gradient for one example, in the order of the layer table [D]."""
+        parameters = dict(self._module.named_parameters())
+        trained = [parameters[slot.name] for slot in self._layers.slots()]
+        with torch.enable_grad():
+            loss = self._task.losses(inputs.call(self._module, x), y).sum()
+            gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+        pairs = zip(gradients, trained, strict=True)
+        return torch.cat([(torch.zeros_like(own) if one is None else one).flatten() for one, own in pairs])
+
+
+def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
+    """Examples that differ where all data may be alike, in scale and length; the first two have the same target."""
+    count = len(y)
+
+    def changed(values: Tensor) -> Tensor:
+        if values.ndim > 1:
+            length, places = values.shape[1], torch.arange(values.shape[1], device=values.device)
+            kept = torch.linspace(length / count, length, count, device=values.device).ceil()
+            inside = (places < kept[:, None]).view(count, length, *[1] * (values.ndim - 2))
+            values = torch.where(inside, values, torch.zeros_like(values))
+        if not values.is_floating_point():
+            return values
+        return values * torch.linspace(0.5, 2.0, count).to(values).view(count, *[1] * (values.ndim - 1))
+
+    return inputs.each(changed, x), torch.cat([y[:1], y[:1], y[2:]])[:count]
+
+
+@contextmanager
+def _accepting_failures() -> Iterator[None]:
+    """A model may fail on examples that are unlike its data."""
+    try:
+        yield
+    except FedlgmError:
+        raise
+    except Exception:
+        return
+
+
+@contextmanager
+def _modes(module: nn.Module) -> Iterator[None]:
+    """Restore each part's own mode afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
+def _perturbed(module: nn.Module, factor: float = 1.0) -> Iterator[None]:
+    """The module at perturbed, nonzero weights; its own weights are restored afterwards.
+
+    Args:
+        module: the module.
+        factor: multiplies the perturbation.
+    """
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    before = [parameter.detach().clone() for parameter in trained]
+    drawn = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for parameter in trained:
+                size = max(_RELATIVE * float(parameter.square().mean().sqrt()), _ABSOLUTE)
+                noise = torch.randn(parameter.shape, generator=drawn).to(parameter)
+                parameter.add_(noise, alpha=factor * size)
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, own in zip(trained, before, strict=True):
+                parameter.copy_(own)

@@ -1,0 +1,225 @@
+"""The papers' models and two small text models by name, and users' models.
+
+No bundled model has BatchNorm or another buffer, in-place activations or data-dependent control flow. All state can
+therefore be bounded and noised in the same way, and `torch.func.vmap` over stacked parameters gives the same results
+as a loop over clients.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension import loader as extension
+from fedlgm.extension.loader import misfit, named, named_arguments, options_of, parameters_of
+from fedlgm.files import path_of
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.training.devices import seeded
+from fedlgm.training.models.adapters import adapt
+from fedlgm.training.models.built import refuse_parameter_hooks
+from fedlgm.training.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
+from fedlgm.training.models.copies import copied, require_faithful_copies, require_own_storage
+from fedlgm.training.models.dense import logistic, mlp
+from fedlgm.training.models.huggingface import HuggingFace, original, plain, task_of
+from fedlgm.training.models.requirements import (
+    draws_at_random,
+    freeze_norms_,
+    require_drawing_nothing,
+    require_repeatable,
+    require_separate,
+    require_trainable,
+)
+from fedlgm.training.models.residual import resnet18, resnet20, resnet152, to_groupnorm, vgg16
+from fedlgm.training.models.text import gru, transformer
+from fedlgm.training.models.weights import digest_of_file, load_weights_
+
+__all__ = [
+    "HuggingFace",
+    "build",
+    "copied",
+    "digest_of_file",
+    "draws_at_random",
+    "load_weights_",
+    "names",
+    "options",
+    "original",
+    "plain",
+    "require_drawing_nothing",
+    "require_faithful_copies",
+    "require_repeatable",
+    "require_separate",
+    "require_trainable",
+    "task_of",
+    "to_groupnorm",
+]
+
+Model = str | nn.Module | Callable[..., nn.Module]
+
+_MODELS: dict[str, Callable[..., nn.Module]] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "cnn": cnn,
+    "cnn-small": cnn_small,
+    "cifar-cnn": cifar_cnn,
+    "s-cnn": cnn,
+    "d-cnn": d_cnn,
+    "resnet18": resnet18,
+    "resnet20": resnet20,
+    "resnet152": resnet152,
+    "vgg16": vgg16,
+    "gru": gru,
+    "transformer": transformer,
+}
+_AXES = {"logistic": None, "mlp": None, "gru": 1, "transformer": 1}
+"""Axes of one input; 3 for models without an entry; None accepts any number."""
+_SHAPES = {None: "of any shape", 1: "(length,)", 3: "(C, H, W)"}
+_FILLED = ("in_shape", "classes")
+
+
+def names() -> tuple[str, ...]:
+    """Names of the bundled models.
+
+    Example:
+        >>> {"mlp", "cnn", "transformer"} <= set(names())
+        True
+    """
+    return tuple(_MODELS)
+
+
+@named_arguments
+def options(name: str) -> tuple[str, ...]:
+    """Option names of a model, bundled or a user's own ("package.module:name").
+
+    Raises:
+        ConfigError: the model is unknown, or cannot be imported.
+
+    Example:
+        >>> "hidden" in options("mlp")
+        True
+    """
+    found = _find(name)
+    if isinstance(found, nn.Module):
+        return ()
+    return options_of(found, _FILLED)
+
+
+@named_arguments
+def build(
+    model: Model,
+    *,
+    in_shape: tuple[Any, ...],
+    classes: int | None,
+    seed: int = 0,
+    adapters: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> nn.Module:
+    """Build a model whose initial weights depend only on `seed`.
+
+    Global random generators are neither read nor changed. Weights are drawn on the CPU and then moved to the default
+    device; under `with torch.device("meta")` nothing is drawn at all.
+
+    Args:
+        model: one of `names()`, whose functions describe the layers, the options and the sources; or your own: a class
+            or function that returns an `nn.Module`, "package.module:name" of one, or a module, which is copied with
+            its weights. A parameter of yours that is called `in_shape` or `classes` gets the values below (`classes`
+            keeps its default if the data do not give it). A model of `transformers` or `peft` is wrapped in a
+            `HuggingFace`.
+        in_shape: shape of one input, such as (C, H, W) of images or (length,) of text; a tuple of several.
+        classes: number of outputs per example (`Task.outputs`); None if the data do not give it.
+        seed: public seed, 0 <= seed < 2**128.
+        adapters: options of `adapters.adapt`, which freezes everything except the adapters.
+        **values: options of the model.
+
+    Returns:
+        The model. The bundled ones take float32 [batch, C, H, W] to logits [batch, classes], or tokens int64 [batch,
+        length] to logits [batch, length, classes].
+
+    Raises:
+        ConfigError: a name or option is unknown, a value is out of range, or inputs are too small for the layers; an
+            object is not a model, has no trainable parameters, or keeps state that cannot be protected (see
+            `require_trainable`); or your own function raises an exception.
+
+    >>> [tuple(p.shape) for p in build("mlp", in_shape=(4,), classes=2, hidden=[3]).parameters()]
+    [(3, 4), (3,), (2, 3), (2,)]
+    """
+    bundled = isinstance(model, str) and model in _MODELS
+    found = _find(model) if isinstance(model, str) else model
+    label = repr(model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__))
+    if isinstance(found, nn.Module):
+        if values:
+            raise ConfigError(f"model {label} is a module already: it takes no options, got {', '.join(values)}")
+        refuse_parameter_hooks(found, "the model is copied and copies have no hooks of parameters")
+        made: Any = copied(found)
+    else:
+        if bundled:
+            _require_inputs(str(model), in_shape, classes)
+        made = _made(found, label, in_shape, classes, seed, values)
+    made = plain(made)
+    if not bundled and isinstance(made, nn.Module):
+        freeze_norms_(made)
+        for child in made.modules():
+            if isinstance(child, nn.Embedding | nn.EmbeddingBag):
+                child.sparse = False  # the same gradients, which all bounds read as one vector
+    if adapters is not None:
+        wrong = misfit(adapt, made, **adapters)
+        if wrong:
+            raise ConfigError(f"model.adapters: {wrong}; its options: {', '.join(list(parameters_of(adapt))[1:])}")
+        made = adapt(made, **{"seed": seed} | dict(adapters))
+    if not bundled:
+        require_trainable(made, label)
+        require_own_storage(made)
+    unmade = [name for name, parameter in made.named_parameters() if parameter.is_meta]
+    if unmade and torch.get_default_device().type != "meta":
+        raise ConfigError(f"model {label}: parameter {unmade[0]!r} is on the device meta and has no values")
+    return made.to(torch.get_default_device())
+
+
+def _made(
+    found: Any, label: str, in_shape: tuple[Any, ...], classes: int | None, seed: int, values: dict[str, Any]
+) -> Any:
+    """Result of a function or class, called with the seed's random numbers."""
+    if not callable(found):
+        raise ConfigError(f"model {label} is neither an nn.Module nor a class or function that returns one")
+    drawn = KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state()
+    filled: dict[str, Any] = {"in_shape": tuple(in_shape), "classes": classes}
+    if classes is None:
+        stated = parameters_of(found).get("classes")
+        if stated is not None and stated.default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"model {label} takes `classes`, the number of outputs, which neither the data nor the task states: "
+                "override Task.outputs, or give the parameter a default"
+            )
+        if stated is not None:
+            filled["classes"] = stated.default
+    device = torch.get_default_device()
+    with seeded(None), torch.device("meta" if device.type == "meta" else "cpu"):
+        torch.set_rng_state(drawn)
+        return extension.made(found, f"model {label}", values, filled)
+
+
+def _require_inputs(name: str, in_shape: tuple[Any, ...], classes: int | None) -> None:
+    """Refuse inputs that a bundled model does not support."""
+    axes = _AXES.get(name, 3)
+    fits = len(in_shape) == (axes or len(in_shape)) and all(isinstance(size, int) and size >= 1 for size in in_shape)
+    if not fits or classes is None or classes < 1:
+        raise ConfigError(
+            f"model {name!r} needs in_shape {_SHAPES[axes]} and classes of at least 1, got {in_shape} and {classes}"
+        )
+
+
+def _find(name: str) -> Any:
+    if name.endswith((".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".onnx")):
+        raise ConfigError(
+            f"model {name!r} is the name of a file: pass the nn.Module; for the weights of a public base in a "
+            "safetensors file set model.weights"
+        )
+    if name not in _MODELS and ("/" in name or path_of("model.name", name).is_dir()):
+        raise ConfigError(
+            f"model {name!r} is a folder or a name of the Hugging Face Hub: pass the module that from_pretrained makes"
+        )
+    return named(_MODELS, name, "model")

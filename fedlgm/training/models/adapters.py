@@ -1,0 +1,142 @@
+"""Low-rank adapters (LoRA; Hu et al., ICLR 2022) of linear layers, without other packages.
+
+Parameters have the names that `peft` gives them, `lora_A` and `lora_B`, so layer groupings and the export treat both
+packages in the same way. A frozen base is not trained, noised or sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.layers import factor_of
+
+Style = Literal["both", "ffa"]
+
+
+class LowRank(nn.Module):
+    """A linear layer W x + b with a trained low-rank addition: W x + b + (alpha / r) B A x.
+
+    A [r, in] begins at random, B [out, r] at zero, so the layer is unchanged at first. Source: Hu et al., 4.1.
+
+    Args:
+        base: the layer; it is frozen.
+        rank: r, at least 1.
+        alpha: scale; None is r.
+        generator: draws A.
+
+    Example:
+        >>> layer = LowRank(nn.Linear(6, 4), rank=2)
+        >>> {name: tuple(p.shape) for name, p in layer.named_parameters() if p.requires_grad}
+        {'lora_A.weight': (2, 6), 'lora_B.weight': (4, 2)}
+    """
+
+    def __init__(
+        self, base: nn.Linear, rank: int, alpha: float | None = None, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        if not 1 <= rank <= min(base.in_features, base.out_features):
+            raise ConfigError(
+                f"rank {rank} of an adapter must lie between 1 and {min(base.in_features, base.out_features)}, the "
+                "smaller side of the layer that it adapts"
+            )
+        self.base = base.requires_grad_(False)
+        self.lora_A = nn.Linear(base.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, base.out_features, bias=False)
+        self.rank, self.alpha = rank, float(rank if alpha is None else alpha)
+        if not self.lora_A.weight.is_meta:
+            nn.init.kaiming_uniform_(self.lora_A.weight, a=5**0.5, generator=generator)
+            nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., out] for [..., in]."""
+        added: Tensor = self.base(x) + self.alpha / self.rank * self.lora_B(self.lora_A(x))
+        return added
+
+
+def adapt(
+    model: nn.Module,
+    rank: int,
+    targets: Sequence[str] | None = None,
+    *,
+    alpha: float | None = None,
+    also: Sequence[str] = (),
+    style: Style = "both",
+    seed: int = 0,
+) -> nn.Module:
+    """Freeze a model and adapt its linear layers, in place.
+
+    Args:
+        model: any module.
+        rank: rank of every adapter; 0 adds no adapter, and only `also` is trained.
+        targets: suffixes of the names of the linear layers to adapt, such as ["query", "value"]; None is all of them.
+        alpha: see `LowRank`.
+        also: suffixes of the names of further modules or parameters to train, such as a new output layer or "bias".
+        style: "both" trains A and B; "ffa" freezes A at its initial value (FFA-LoRA; Sun et al., ICLR 2024), which
+            makes averages of products exact and halves the uploads.
+        seed: public seed of the initial A.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: nothing is trained, a name matches nothing, or the style is unknown.
+
+    Example:
+        >>> model = adapt(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), 2, ["0"], also=["2"])
+        >>> [name for name, p in model.named_parameters() if p.requires_grad]
+        ['0.lora_A.weight', '0.lora_B.weight', '2.weight', '2.bias']
+    """
+    if style not in ("both", "ffa"):
+        raise ConfigError(f"adapters: unknown style {style!r}; known: both, ffa")
+    model.requires_grad_(False)
+    whole = [name for name, _ in model.named_modules() if name and _ends(name, also)]
+    single = {name: parameter for name, parameter in model.named_parameters() if _ends(name, also)}
+    linear = {
+        name: child
+        for name, child in model.named_modules()
+        if rank and type(child) is nn.Linear and name not in whole and (targets is None or _ends(name, targets))
+    }
+    for asked, names in ((targets or () if rank else (), list(linear)), (also, [*whole, *single])):
+        unmet = [end for end in asked if not any(_ends(name, [end]) for name in names)]
+        if unmet:
+            layers = ", ".join(name for name, child in model.named_modules() if type(child) is nn.Linear)
+            raise ConfigError(
+                f"adapters: no layer of the model has a name that ends in {unmet[0]!r}; linear layers: {layers}"
+            )
+    if rank and not linear:
+        raise ConfigError(f"adapters: {type(model).__name__} has no torch.nn.Linear to adapt")
+    if not rank and not also:
+        raise ConfigError("adapters: rank = 0 adds no adapter, and `also` names nothing else to train")
+    generator = KeyRing.from_seed(seed).derive(b"adapters").torch_generator(Purpose.MODEL)
+    for name, layer in linear.items():
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, LowRank(layer, rank, alpha, generator))
+    for name in whole:
+        model.get_submodule(name).requires_grad_(True)
+    for parameter in single.values():
+        parameter.requires_grad_(True)
+    return freeze_first_factors(model) if style == "ffa" else model
+
+
+def freeze_first_factors(model: nn.Module) -> nn.Module:
+    """Freeze A of every adapter, of `LowRank` or of `peft`: the style "ffa"; in place.
+
+    Example:
+        >>> model = freeze_first_factors(LowRank(nn.Linear(6, 4), rank=2))
+        >>> [name for name, p in model.named_parameters() if p.requires_grad]
+        ['lora_B.weight']
+    """
+    for name, parameter in model.named_parameters():
+        if factor_of(name) == "A":
+            parameter.requires_grad_(False)
+    return model
+
+
+def _ends(name: str, ends: Sequence[str]) -> bool:
+    return any(name == end or name.endswith(f".{end}") for end in ends)

@@ -1,0 +1,178 @@
+"""Copies of a user's model, each proved to be a model of its own that computes the same."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension.separation import Restored, reach
+from fedlgm.training import inputs
+from fedlgm.training.devices import seeded
+from fedlgm.training.inputs import Inputs
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def copied(module: M) -> M:
+    """A deep copy of a model that shares nothing with it.
+
+    Raises:
+        ConfigError: an attribute cannot be copied, the copy would still use a part of the original, or parameters
+            share memory, which copies do not share. The message names the attribute.
+
+    Example:
+        >>> layer, __name__ = nn.Linear(2, 1), "mypkg.models"
+        >>> copied(layer).weight is layer.weight
+        False
+        >>> layer.double = lambda x: 2 * layer(x)
+        >>> copied(layer)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: the model cannot be copied: 'double' refers to the original's module '' ...
+    """
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"a model to copy must be an nn.Module, got {type(module).__name__}")
+    require_own_storage(module)
+    try:
+        made = copy.deepcopy(module)
+    except Exception as error:  # attributes of a user's model may raise anything
+        raise _uncopied(module, error) from error
+    _require_apart(module, made)
+    return made
+
+
+def require_own_storage(module: nn.Module) -> None:
+    """Refuse two parameters, or a parameter and another tensor of the model, in the same memory.
+
+    One parameter under two names is no such pair.
+
+    Raises:
+        ConfigError: the message names both.
+
+    Example:
+        >>> pair = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        >>> pair[1].weight = nn.Parameter(pair[0].weight.data)
+        >>> require_own_storage(pair)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: '0.weight' and '1.weight' of the model share memory, and training separates them: ...
+    """
+    areas = list[tuple[tuple[str, int], int, str, bool]]()
+    for name, tensor in (*module.named_parameters(), *_tensors(module)):
+        if is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided or tensor.numel() == 0:
+            continue
+        last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        start = tensor.data_ptr()
+        end = start + (last + 1) * tensor.element_size()
+        areas.append(((str(tensor.device), start), end, name, isinstance(tensor, nn.Parameter)))
+    areas.sort(key=lambda area: area[:3])
+    (furthest, until), owner, trained = ("", 0), "", False
+    for (device, start), end, name, parameter in areas:
+        if device == furthest and start < until and (parameter or trained):
+            raise ConfigError(
+                f"{owner!r} and {name!r} of the model share memory, and training separates them: for one parameter "
+                "under two names assign the same nn.Parameter to both"
+            )
+        if device != furthest or end > until:
+            (furthest, until), owner, trained = (device, end), name, parameter
+
+
+def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
+    """Refuse a model whose copies do not follow their own weights, by outputs and gradients after a change of weights.
+
+    Args:
+        module: the model; it is left as it is.
+        x: inputs of a few public examples.
+
+    Raises:
+        ConfigError: the message names the parameter that the copy does not follow.
+    """
+    if not isinstance(x, Tensor | tuple):
+        raise ConfigError(f"inputs must be a tensor or a tuple of tensors, got {type(x).__name__}")
+    made = copied(module)
+    restored, modes = Restored.of(module, None), [(each, each.training) for each in module.modules()]
+    changed = (*(value for value in module.parameters() if value.requires_grad), *module.buffers())
+    weights = [(value, value.detach().clone()) for value in changed]
+    try:
+        outputs, gradients = _computed(module.eval(), x)
+    finally:
+        with torch.no_grad():
+            for value, before in weights:
+                value.copy_(before)
+        for each, training in modes:
+            each.training = training
+        if restored is not None:
+            restored.restore()
+    found, others = _computed(made.eval(), x)
+    for name, gradient in gradients.items():
+        if not inputs.close(gradient, others[name]):
+            raise ConfigError(
+                f"the model cannot be copied: the copy does not follow its own {name!r}, so that a layer would stay "
+                "untrained: let forward reach all layers through self"
+            )
+    if not inputs.close(outputs, found):
+        raise ConfigError("the model cannot be copied: the copy's outputs for the same weights are different")
+
+
+def _computed(module: nn.Module, x: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs and gradients of changed weights."""
+    trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
+    with torch.no_grad(), seeded(0):
+        for value in trained.values():
+            value.add_(0.1 * torch.randn(value.shape).to(value))
+    with torch.enable_grad(), seeded(0):
+        outputs = inputs.call(module, x)
+        loss = (outputs.float() + outputs.float().square()).mean()
+        gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+    dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+    return outputs.detach().clone(), dict(zip(trained, dense, strict=True))
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Tensors of a model other than parameters, by their attributes."""
+    reached = (item for item in reach(module, "") if not item.shared)
+    return [(i.path, i.value) for i in reached if isinstance(i.value, Tensor) and not isinstance(i.value, nn.Parameter)]
+
+
+def _require_apart(module: nn.Module, made: nn.Module) -> None:
+    """Refuse a copy that reaches a part of the original."""
+    parts: dict[int, str] = {id(each): f"module {name!r}" for name, each in module.named_modules()}
+    parts |= {id(each): f"parameter {name!r}" for name, each in module.named_parameters()}
+    parts |= {id(each): f"buffer {name!r}" for name, each in module.named_buffers()}
+    for item in reach(made, ""):
+        if id(item.value) in parts:
+            raise ConfigError(
+                f"the model cannot be copied: {item.top or item.path!r} refers to the original's "
+                f"{parts[id(item.value)]} (in a function's closure or globals), which a copy would leave untrained: "
+                "reach it through self"
+            )
+
+
+def _uncopied(module: nn.Module, error: Exception) -> ConfigError:
+    """The message for the first attribute that cannot be copied."""
+    for name, each in module.named_modules():
+        memo: dict[int, Any] = {id(part): part for part in each.modules() if part is not module}
+        for attribute, value in vars(each).items():
+            if attribute == "_modules":
+                continue
+            try:
+                copy.deepcopy(value, memo | {id(each): each})
+            except Exception as own:  # a user's object may raise anything
+                what, remedy = type(value).__name__, "compute it in forward or leave it out"
+                if isinstance(value, Tensor):
+                    what = "a tensor with a gradient history, as pruning or the older weight_norm leaves it"
+                    remedy = (
+                        "make it permanent (torch.nn.utils.prune.remove), use "
+                        "torch.nn.utils.parametrizations.weight_norm, or compute it in forward"
+                    )
+                path = f"{name}.{attribute}".lstrip(".")
+                return ConfigError(
+                    f"the model cannot be copied: attribute {path!r} is {what} ({type(own).__name__}): {remedy}"
+                )
+    text = str(error).splitlines() or [""]
+    return ConfigError(f"the model cannot be copied: {type(error).__name__}: {text[0]}")

@@ -1,0 +1,94 @@
+"""Initial weights from a file: a public model from which private training starts."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError, alternatives
+from fedlgm.extension.loader import named_arguments
+from fedlgm.files import path_of
+from fedlgm.planning.layers import factor_of
+from fedlgm.training.models.huggingface import original
+
+_BASES = ("base", "base_layer")  # where `LowRank` and `peft` keep the layer that they adapt
+_PEFT = "base_model.model."
+
+
+@named_arguments
+def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
+    """Load the weights of a safetensors file, in place.
+
+    The file holds the tensors of the model, or of the base below its adapters, under PyTorch's names. Adapters that
+    the file lacks are left unchanged; all other tensors must be in both.
+
+    Args:
+        module: the model; on the meta device only shapes are compared.
+        file: a file written by `fedlgm export` or `save_pretrained`, from training on public data.
+
+    Returns:
+        The module.
+
+    Raises:
+        ConfigError: the file does not exist, or its tensors differ from the model's; the message names the first
+            difference.
+
+    Example:
+        >>> import tempfile
+        >>> from safetensors.torch import save_file
+        >>> file, model = tempfile.mkdtemp() + "/base.safetensors", nn.Linear(2, 3)
+        >>> save_file(nn.Linear(2, 3).state_dict(), file)
+        >>> load_weights_(model, file) is model
+        True
+    """
+    try:
+        stored = load_file(path_of("weights", file))
+    except (OSError, SafetensorError) as error:
+        why = f"there is no file {file}" if not Path(file).exists() else f"{file} cannot be read as a safetensors file"
+        raise ConfigError(f"weights: {why}") from error
+    own = original(module)
+    shared: dict[int, Tensor] = {}
+    places = {_plain_name(name): value for name, value in own.state_dict(keep_vars=True).items()}
+    for name, tensor in stored.items():
+        place = places.get(name)
+        if place is None:
+            known = [key for key in places if not factor_of(key)]
+            raise ConfigError(f"weights: {file} holds {name!r}, which the model lacks; {alternatives(name, known)}")
+        if place.shape != tensor.shape:
+            raise ConfigError(
+                f"weights: {name!r} has shape {tuple(tensor.shape)} in {file} and {tuple(place.shape)} in the model"
+            )
+        shared[id(place)] = tensor
+    for name, place in places.items():
+        if id(place) not in shared and not factor_of(name) and isinstance(place, nn.Parameter):
+            raise ConfigError(f"weights: {file} does not hold {name!r}, which the model has")
+    with torch.no_grad():
+        for place in places.values():
+            if id(place) in shared and not place.is_meta:
+                place.copy_(shared[id(place)])
+    return module
+
+
+@named_arguments
+def digest_of_file(file: Path | str) -> str:
+    """SHA-256 of a file's bytes.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        with path_of("weights", file).open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"weights: {file} cannot be read: {error.strerror}") from error
+
+
+def _plain_name(name: str) -> str:
+    """A tensor's name in the model without adapters."""
+    parts = name.removeprefix(_PEFT).split(".")
+    return ".".join(part for i, part in enumerate(parts) if not (part in _BASES and i == len(parts) - 2))

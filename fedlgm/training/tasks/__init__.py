@@ -1,0 +1,122 @@
+"""Tasks: the loss, targets and metrics of a model. No other module assumes a loss, a target type or a metric.
+
+    task = tasks.get("regression", loss="huber")
+    task = tasks.get("mypackage.tasks:Ranking", margin=0.2)
+
+>>> get("next-token").headline
+'perplexity'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension import loader as extension
+from fedlgm.extension.loader import named, named_arguments
+from fedlgm.training.tasks.base import Task
+from fedlgm.training.tasks.binary import Binary
+from fedlgm.training.tasks.causal_lm import CausalLM
+from fedlgm.training.tasks.classification import Classification
+from fedlgm.training.tasks.evaluation import evaluate
+from fedlgm.training.tasks.next_token import PADDING, NextToken
+from fedlgm.training.tasks.ranked import AUC, Ranked, auc
+from fedlgm.training.tasks.regression import Regression
+from fedlgm.training.tasks.set_metrics import Metric
+
+__all__ = [
+    "AUC",
+    "PADDING",
+    "Binary",
+    "CausalLM",
+    "Classification",
+    "Metric",
+    "NextToken",
+    "Ranked",
+    "Regression",
+    "Task",
+    "auc",
+    "evaluate",
+    "get",
+    "names",
+    "options",
+]
+
+_TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "binary": Binary,
+    "ranked": Ranked,
+    "multi-label": Binary,
+    "next-token": NextToken,
+    "causal-lm": CausalLM,
+}
+_Losses = Callable[[Tensor, Tensor], Tensor]
+
+
+class _OfFunction(Task):
+    """A task made only of a loss per example."""
+
+    def __init__(self, function: _Losses) -> None:
+        self._function = function
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self._function(outputs, targets)
+
+
+def names() -> tuple[str, ...]:
+    """Names of the bundled tasks.
+
+    Example:
+        >>> names()
+        ('classification', 'regression', 'binary', 'ranked', 'multi-label', 'next-token', 'causal-lm')
+    """
+    return tuple(_TASKS)
+
+
+@named_arguments
+def options(name: str) -> tuple[str, ...]:
+    """Option names of a task, bundled or a user's own ("package.module:name").
+
+    Raises:
+        ConfigError: the task is unknown, or cannot be imported.
+
+    Example:
+        >>> "loss" in options("regression")
+        True
+    """
+    found = named(_TASKS, name, "task")
+    return extension.options_of(found) if isinstance(found, type) else ()
+
+
+@named_arguments
+def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) -> Task:
+    """A task.
+
+    Args:
+        task: one of `names()`; "package.module:name" of a user's task; a `Task`, or a class of them; or a function
+            (outputs [n, ...], targets [n, ...]) -> loss of each example [n], such as
+            `torch.nn.L1Loss(reduction="none")` for targets [n]. None is "classification".
+        **values: options of the task.
+
+    Raises:
+        ConfigError: the task is unknown, cannot be imported, is not a task, or does not take an option.
+
+    >>> import torch
+    >>> get("regression", loss="huber").losses(torch.zeros(2, 1), torch.tensor([0.5, 3.0])).tolist()
+    [0.125, 2.5]
+    """
+    found = named(_TASKS, task, "task") if isinstance(task, str) else Classification if task is None else task
+    label = repr(task) if isinstance(task, str) else getattr(found, "__name__", type(found).__name__)
+    if isinstance(found, type) and issubclass(found, Task):
+        return extension.made(found, f"task {label}", values)  # type: ignore[no-any-return]
+    if values:
+        raise ConfigError(f"task {label} is an object already: it takes no options, got {', '.join(values)}")
+    if isinstance(found, Task):
+        return found
+    if callable(found) and not isinstance(found, type):
+        return _OfFunction(found)
+    raise ConfigError(f"task {label} is neither a fedlgm.training.tasks.Task nor a function of outputs and targets")

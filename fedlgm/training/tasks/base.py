@@ -1,0 +1,333 @@
+"""Interface of tasks: the loss, the targets and the reported metrics."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm.data.dataset import DataSet
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.extension.loader import users_code
+from fedlgm.training import inputs
+
+if TYPE_CHECKING:
+    from fedlgm.training.tasks.set_metrics import Metric
+
+_PROBED = 2  # examples that show the shape of a model's outputs
+
+
+SUMMED = "; a torch loss returns them with reduction='none'"
+"""Reminder for a task that sums its losses, about a step that it may omit."""
+
+
+class ExampleLosses(Protocol):
+    """The part of a task that sums of examples' gradients use.
+
+    Example:
+        >>> from fedlgm.training.example_level.engine import ExampleGradients
+        >>> from fedlgm.training.example_level.scaling import of_style
+        >>> from fedlgm.planning.layers import LayerTable
+        >>> class Squares:
+        ...     def losses(self, outputs, y):
+        ...         return (outputs[:, 0] - y).square()
+        >>> model, losses = nn.Linear(1, 1, bias=False), Squares()
+        >>> _ = nn.init.ones_(model.weight)
+        >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 0.0])
+        >>> gradients = ExampleGradients(model, LayerTable.from_module(model), losses)
+        >>> gradients.sum(x, y, of_style("flat", 3.0, 1)).total.round()  # 2 and 8, the latter cut to 3
+        tensor([5.])
+    """
+
+    def losses(self, outputs: Any, y: Any) -> Tensor:
+        """Loss of every example, [n]."""
+        ...
+
+
+class Task(ABC):
+    """Loss, targets and metrics. Only `losses` is required; the defaults of the rest suit most losses.
+
+    Losses are computed under `torch.func` transforms: use tensor operations, without branches on values, `.item()` or
+    in-place changes of the arguments.
+
+    Attributes:
+        name: name in reports.
+        headline: metric that summarises a run.
+        better: whether a "higher" or a "lower" headline is better.
+
+    Example:
+        >>> class Absolute(Task):
+        ...     def losses(self, outputs, targets):
+        ...         return (outputs - targets).abs().mean(dim=1)
+        >>> Absolute().loss(torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)).item()
+        2.0
+    """
+
+    name: ClassVar[str] = "custom"
+    headline: ClassVar[str] = "loss"
+    better: ClassVar[Literal["higher", "lower"]] = "lower"
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of each example [n] for outputs [n, ...] and targets [n, ...]; it must not depend on other examples."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of a batch, which clients minimise: a scalar."""
+        return self.losses(outputs, targets).mean()
+
+    def prepare(self, data: DataSet) -> DataSet:
+        """The set with targets of the task's type; the same object if nothing changes.
+
+        An example must follow from itself and public constants alone: statistics of the training examples, such as
+        their mean, have no bound. Runs refuse a user's task that uses them.
+
+        Raises:
+            DataError: the targets do not fit the task; the message names a task that fits.
+        """
+        train, test = (self.targets(y, part) for part, y in (("training", data.train_y), ("test", data.test_y)))
+        if train is data.train_y and test is data.test_y:
+            return data
+        return replace(data, train_y=train, test_y=test)
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        """Targets [n, ...] of the task's type, unchanged if they already have it. The errors are those of `prepare`.
+
+        Args:
+            y: targets of the data set.
+            part: "training" or "test", for the message.
+        """
+        require_finite(y, part)
+        return y
+
+    def labels(self, y: np.ndarray) -> bool:
+        """Whether the task turns these targets into integer labels [n], by which a set can be divided among clients.
+
+        Args:
+            y: targets of the data set, which are not read.
+        """
+        return y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
+
+    def outputs(self, data: DataSet) -> int | None:
+        """Number of outputs per example that a model needs; None if the data do not give it."""
+        return data.classes
+
+    def check(self, module: nn.Module, data: DataSet) -> None:
+        """Refuse a model whose outputs the task cannot compare with the targets, using two test examples.
+
+        Whole numbers are tokens: a model also has to take the rows with the smallest and largest ones of both parts.
+
+        Raises:
+            ConfigError: the model refuses the inputs or gives unsuitable outputs, the task's loss has no gradient, or
+                its metrics lack "loss" or the headline.
+        """
+        count = min(_PROBED, len(data.test_y))
+        x, y = inputs.tensors(inputs.take(data.test_x, slice(count))), torch.from_numpy(data.test_y[:count])
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        training = module.training
+        with torch.no_grad():
+            shapes = inputs.each(lambda part: (str(part.dtype).removeprefix("torch."), tuple(part.shape)), x)
+            whole = any(part.dtype == torch.int64 for part in inputs.parts(x))
+            tokens = "tokens, below the model's vocabulary and in rows within its length; other inputs are floats"
+            hint = f" (integers are {tokens}, such as x / 255)" if whole else ""
+            try:
+                label = f"the model does not take a batch of the data {data.name!r}, {shapes}{hint}"
+                with users_code(label, module), torch.enable_grad():  # `check_outputs` may ask what computed them
+                    outputs = inputs.call(module.eval(), inputs.to(x, device))
+                for part, held in (("training", data.train_x), ("test", data.test_x)) if whole else ():
+                    rows, least, most = _extremes(held)
+                    label = f"the model does not take the {part} tokens of {data.name!r}, {least} to {most}"
+                    with users_code(label, module):
+                        if rows:
+                            inputs.call(module, inputs.to(inputs.tensors(inputs.take(held, rows)), device))
+            finally:
+                module.train(training)
+            if not isinstance(outputs, Tensor):
+                raise ConfigError(
+                    f"the model must return one tensor, but it returns {type(outputs).__name__}: wrap it in a module "
+                    "that returns the tensor on which the loss is computed"
+                )
+            self.check_outputs(outputs, y.to(device), data)
+        self._check_figures(outputs.detach(), y.to(device))
+
+    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
+        """Refuse outputs [n, ...] of a model for targets [n, ...] of a data set.
+
+        Raises:
+            ConfigError: the task cannot compare them.
+        """
+        with users_code(self._no_fit(outputs, targets), self):
+            losses = self.losses(outputs, targets)
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        if shape != (len(targets),):
+            raise ConfigError(
+                f"{self._no_fit(outputs, targets)}: its losses must have shape ({len(targets)},), one per example, "
+                f"but they have {shape}{SUMMED if shape == () else ''}"
+            )
+
+    def _check_figures(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse a loss without a gradient, and metrics that a report cannot show."""
+        label = f"task {self.name!r}"
+        if self.better not in ("higher", "lower"):
+            raise ConfigError(f"{label}: better must be 'higher' or 'lower', but it is {self.better!r}")
+        with users_code(f"{label}: its figures cannot be computed", self):
+            learnt = self.loss(outputs.clone().requires_grad_(), targets).requires_grad
+            found = measured(self, [(outputs, targets)])
+        if not learnt:
+            raise ConfigError(
+                f"{label}: its loss has no gradient with respect to the outputs: is something detached, or is this "
+                "called under torch.no_grad() or torch.inference_mode()?"
+            )
+        known = [*found, *self.set_metrics()]
+        for name in ("loss", self.headline):
+            if name not in known:
+                raise ConfigError(
+                    f"{label}: its metrics must hold {name!r}, but they are {', '.join(map(repr, known))}"
+                )
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Sums over a batch, by name, from which `metrics` are computed; "loss" must be among them."""
+        return {"loss": self.losses(outputs, targets).sum()}
+
+    def count(self, targets: Tensor) -> int:
+        """Number of terms in the sums of a batch: examples, or labels if an example has several."""
+        return len(targets)
+
+    def metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """The reported metrics, computed from the means of `sums` over the whole set."""
+        return means
+
+    def set_metrics(self) -> Mapping[str, Metric]:
+        """Further metrics that are not means, by name: functions (outputs [n, ...], targets [n, ...]) of the whole set.
+
+        Example:
+            >>> from sklearn.metrics import roc_auc_score
+            >>> class Ranked(Task):
+            ...     headline, better = "auc", "higher"
+            ...     def losses(self, outputs, targets):
+            ...         return nn.functional.softplus((1 - 2 * targets) * outputs[:, 0])
+            ...     def set_metrics(self):
+            ...         return {"auc": lambda outputs, targets: roc_auc_score(targets, outputs[:, 0])}
+        """
+        return {}
+
+    def gradient_operations(self, outputs: Tensor, targets: Tensor, gradient: Tensor) -> list[Callable[[], Any]]:
+        """Operations that write the gradient of the mean loss with respect to the outputs.
+
+        They are called in order at every step, when `outputs` and `targets` hold new values. By default autograd
+        differentiates the loss; a closed form avoids its cost.
+
+        Args:
+            outputs: [n, ...].
+            targets: [n, ...].
+            gradient: array to write to, with the shape of the outputs.
+        """
+        differentiate = torch.func.grad(self.loss)
+        return [lambda: gradient.copy_(differentiate(outputs, targets))]
+
+    def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Gradient of the sum of the losses with respect to the outputs [n, ...], of their shape, as from autograd.
+
+        Args:
+            outputs: [n, ...].
+            targets: [n, ...].
+        """
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.losses(leaf, targets).sum(), leaf)
+        return gradient
+
+    def _no_fit(self, outputs: Tensor, targets: Tensor) -> str:
+        shapes = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"
+        return f"task {self.name!r} does not fit the model's {shapes}"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({options})"
+
+
+def measured(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """The task's metrics for outputs and targets that arrive in batches."""
+    sums: dict[str, float] = {}
+    count = 0
+    for outputs, targets in batches:
+        for name, value in task.sums(outputs, targets).items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+        count += task.count(targets)
+    metrics = task.metrics({name: value / max(count, 1) for name, value in sums.items()})
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets: Tensor) -> None:
+    """Refuse losses that mix examples, even if clients are the unit, because batches are padded and metrics are means.
+
+    Raises:
+        ConfigError: the loss of an example depends on the other examples of its batch, or `loss` is not their mean.
+    """
+    label = f"task {getattr(task, 'name', type(task).__name__)!r}"
+    with users_code(f"{label}: its losses cannot be computed for single examples", task):
+        losses = task.losses(outputs, targets)
+        alone = torch.cat([task.losses(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))])
+    if not inputs.close(losses, alone):
+        raise ConfigError(
+            f"{label}: the loss of an example depends on the other examples of its batch, which is not supported: "
+            "batches of unequal clients are padded"
+        )
+    if isinstance(task, Task) and not inputs.close(task.loss(outputs, targets), losses.mean()):
+        raise ConfigError(f"{label}: loss must be the mean of losses, or the trainers would train different models")
+
+
+def figures_of(task: Task, batches: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """Figures of outputs and targets in batches; ConfigError if the task cannot compute them."""
+    with users_code(f"task {task.name!r}: its figures cannot be computed", task):
+        return measured(task, batches)
+
+
+def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    """Raise ConfigError if figures depend on how examples are divided into batches, as an AUC would."""
+    label = f"task {task.name!r}"
+    whole = figures_of(task, [(outputs, targets)])
+    parts = figures_of(task, [(outputs[:1], targets[:1]), (outputs[1:], targets[1:])])
+    for name, value in whole.items():
+        if np.isfinite(value) and not np.isclose(value, parts[name], rtol=inputs.RELATIVE, atol=inputs.ABSOLUTE):
+            raise ConfigError(
+                f"{label}: metric {name!r} is {value:.6g} over one batch and {parts[name]:.6g} over two batches of "
+                "the same examples: `sums` must return sums over examples, and `count` the number of their terms; a "
+                "figure of the whole set, such as AUC, is not such a mean: return it from `set_metrics`"
+            )
+
+
+def require_finite(y: np.ndarray, part: str) -> None:
+    """Raise DataError if targets hold NaN or infinity; the message gives their number and the first position.
+
+    Example:
+        >>> require_finite(np.array([1.0, np.nan]), "training")
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.DataError: 1 of the training targets are NaN or infinite, the first at index (1,): ...
+    """
+    if np.issubdtype(y.dtype, np.floating) and not (finite := np.isfinite(y)).all():
+        where = np.argwhere(~finite)
+        raise DataError(
+            f"{len(where)} of the {part} targets are NaN or infinite, the first at index {tuple(where[0].tolist())}: "
+            "remove or replace those examples"
+        )
+
+
+def _extremes(x: inputs.Arrays) -> tuple[list[int], int, int]:
+    """Rows with the smallest and largest whole numbers of inputs, and these numbers."""
+    whole = [part.reshape(len(part), -1) for part in inputs.parts(x) if part.dtype == np.int64]
+    held = [part for part in whole if part.size]
+    rows = {int(find(part)) // part.shape[1] for part in held for find in (np.argmin, np.argmax)}
+    least, most = min((part.min() for part in held), default=0), max((part.max() for part in held), default=0)
+    return sorted(rows), int(least), int(most)

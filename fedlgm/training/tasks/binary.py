@@ -1,0 +1,82 @@
+"""Labels that are each present or absent."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedlgm.data import DataSet
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.extension.loader import is_bundled
+from fedlgm.training.tasks.regression import RealTargets
+
+_RESHAPING = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice")
+"""Beginnings of autograd's names for operations that keep every value."""
+
+
+class Binary(RealTargets):
+    """Binary cross-entropy of one label [n] or of several [n, labels] that are present (1) or absent (0).
+
+    Outputs are logits of the targets' shape (for targets [n] also [n, 1]). The loss of an example with several labels
+    is the mean over them. The task reports loss and accuracy per label, and the F1 score over all labels (micro
+    average).
+    """
+
+    name = "binary"
+    headline = "accuracy"
+    better = "higher"
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Task`."""
+        logits = outputs.reshape(targets.shape)
+        losses = functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        """See `Task`."""
+        real = super().targets(y, part)
+        if not np.isin(real, (0, 1)).all():
+            wrong = real[~np.isin(real, (0, 1))].flat[0]
+            raise DataError(
+                f"task {self.name!r} needs targets 0 and 1, but the {part} targets hold {wrong:g}: for one class of "
+                "several use the task 'classification'"
+            )
+        return real
+
+    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
+        """See `Task`."""
+        super().check_outputs(outputs, targets, data)
+        made_by = outputs.grad_fn
+        while made_by is not None and made_by.name().startswith(_RESHAPING):
+            made_by = made_by.next_functions[0][0]
+        if made_by is not None and made_by.name().startswith("Sigmoid"):
+            raise ConfigError(
+                f"task {self.name!r}: the model returns probabilities: remove its last sigmoid, because the loss "
+                "takes logits"
+            )
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """See `Task`."""
+        logits = outputs.reshape(targets.shape)
+        found, present = logits > 0, targets > 0.5
+        return {
+            "loss": functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum"),
+            "accuracy": (found == present).sum(),
+            "hits": (found & present).sum(),
+            "found": found.sum(),
+            "present": present.sum(),
+        }
+
+    def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Task`: sigmoid - target, for one label per example."""
+        if targets.ndim > 1 or not is_bundled(self):
+            return super().summed_gradient(outputs, targets)
+        return torch.sigmoid(outputs) - targets.view(outputs.shape)
+
+    def metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """See `Task`; F1 is 0 if no label is present and none is predicted."""
+        either = means["found"] + means["present"]
+        f1 = 2 * means["hits"] / either if either else 0.0
+        return {"loss": means["loss"], "accuracy": means["accuracy"], "f1": f1}

@@ -1,0 +1,36 @@
+"""Causal language modelling in the convention of Hugging Face: labels are the tokens themselves."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedlgm.training.tasks.next_token import NextToken
+
+
+class CausalLM(NextToken):
+    """`NextToken` for labels that are not shifted, which compares the logits of position t with the label of t + 1.
+
+    Outputs are logits [n, length, vocabulary], targets tokens int64 [n, length], or -100 for positions that do not
+    count (padding); the first label is not used.
+
+    Example:
+        >>> import torch
+        >>> logits = torch.zeros(1, 3, 4)
+        >>> logits[0, 0, 2] = 100.0  # after the first token, token 2 is certain
+        >>> CausalLM().losses(logits, torch.tensor([[1, 2, -100]])).tolist()
+        [0.0]
+    """
+
+    name = "causal-lm"
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Task`."""
+        return super().losses(outputs[:, :-1], targets[:, 1:])
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """See `Task`."""
+        return super().sums(outputs[:, :-1], targets[:, 1:])
+
+    def count(self, targets: Tensor) -> int:
+        """See `Task`."""
+        return super().count(targets[:, 1:])

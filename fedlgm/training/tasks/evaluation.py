@@ -1,0 +1,64 @@
+"""Metrics of a model on data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import named_arguments
+from fedlgm.planning.layout import laid_out, on_cpu
+from fedlgm.training import inputs
+from fedlgm.training.inputs import Inputs
+from fedlgm.training.tasks.base import Task, measured
+from fedlgm.training.tasks.set_metrics import Metric, over_the_set
+
+
+@torch.no_grad()
+@named_arguments
+def evaluate(
+    task: Task,
+    module: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    batch_size: int | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    *,
+    finite: bool = False,
+) -> dict[str, float]:
+    """The task's metrics of `module` on inputs `x` [n, ...] and targets `y` [n, ...], n >= 1; "loss" is among them.
+
+    The module is left in evaluation mode.
+
+    Args:
+        task: the model's task; its `set_metrics` are also computed.
+        module: the model.
+        x: inputs [n, ...].
+        y: targets [n, ...].
+        batch_size: examples at a time; by default 128 on a CPU, since more do not fit its cache, and 1000 elsewhere.
+        metrics: further functions (outputs [n, ...], targets [n, ...]) of the whole set, by name.
+        finite: whether to refuse metrics of the whole set that are NaN or infinite.
+
+    Raises:
+        ConfigError: a metric of the whole set fails, or has the same name as another.
+    """
+    whole = {**task.set_metrics(), **(metrics or {})}
+    kept: list[tuple[Tensor, Tensor]] = []
+    size = batch_size or (128 if on_cpu(module) else 1000)
+
+    def outputs() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch, targets in zip(inputs.split(x, size), y.split(size), strict=True):
+            made = inputs.call(module, batch)
+            if whole:
+                kept.append((made.cpu(), targets))
+            yield made, targets
+
+    module.eval()
+    with laid_out(module, x):
+        found = measured(task, outputs())
+    taken = sorted(whole.keys() & found.keys())
+    if taken:
+        raise ConfigError(f"metric {taken[0]!r}: task {task.name!r} reports one of that name: give it another name")
+    return found | over_the_set(whole, kept, finite=finite) if whole else found

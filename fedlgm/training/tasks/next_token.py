@@ -1,0 +1,64 @@
+"""The next token of a sequence."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional
+
+from fedlgm.data.dataset import DataSet
+from fedlgm.errors import ConfigError
+from fedlgm.training.tasks.base import Task
+from fedlgm.training.tasks.classification import class_targets, require_classes
+
+PADDING = -100
+"""Target of a position that does not count; torch's default for `ignore_index`."""
+
+
+class NextToken(Task):
+    """Cross-entropy of the next token at every position; perplexity, and accuracy per token.
+
+    Outputs are logits [n, length, vocabulary], targets tokens int64 [n, length] in [0, vocabulary), or -100 for
+    positions that do not count (padding). In training the loss of a sequence is the mean over its positions, whatever
+    its length. Reported figures are means over all tokens. Perplexity is exp(loss), with the loss in nats per token.
+    """
+
+    name = "next-token"
+    headline = "perplexity"
+    better = "lower"
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Task`."""
+        losses = functional.cross_entropy(
+            outputs.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=PADDING
+        ).unflatten(0, targets.shape)
+        return losses.sum(1) / (targets != PADDING).sum(1).clamp(min=1)
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        """See `Task`."""
+        class_targets(np.where(y == PADDING, 0, y), part, self.name, "token")
+        return y.astype(np.int64, copy=False)
+
+    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
+        """See `Task`."""
+        if outputs.ndim != 3 or outputs.shape[:2] != targets.shape:
+            hint = "; without a column of labels the tokens are the targets" if targets.ndim == 1 else ""
+            raise ConfigError(f"{self._no_fit(outputs, targets)}: outputs must be logits [n, length, vocabulary]{hint}")
+        require_classes(self.name, int(outputs.shape[2]), data, "token")
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """See `Task`."""
+        logits, tokens = outputs.flatten(0, 1), targets.flatten()
+        loss = functional.cross_entropy(logits, tokens, reduction="sum", ignore_index=PADDING)
+        return {"loss": loss, "accuracy": (logits.argmax(1) == tokens).sum()}
+
+    def count(self, targets: Tensor) -> int:
+        """See `Task`."""
+        return int((targets != PADDING).sum())
+
+    def metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """See `Task`; a loss beyond float's range gives an infinite perplexity."""
+        perplexity = math.exp(means["loss"]) if means["loss"] < 700 else math.inf
+        return {"loss": means["loss"], "perplexity": perplexity, "accuracy": means["accuracy"]}

@@ -1,0 +1,50 @@
+"""Figures of a released model by a user's function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from numbers import Real
+
+import torch
+from torch import nn
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import users_code
+from fedlgm.training.devices import drawing
+
+Evaluate = Callable[[int, nn.Module], Mapping[str, float]]
+"""(round, the released model in evaluation mode) -> figures by name; round 0 is the initial model."""
+
+
+def own_figures(evaluate: Evaluate, round: int, module: nn.Module, taken: Collection[str] = ()) -> dict[str, float]:
+    """The figures of a user's function for the model after a round.
+
+    The function sees only the released model, so on public data its figures cost no privacy. On private data no budget
+    covers them.
+
+    Args:
+        evaluate: the function.
+        round: the round; 0 for the initial model.
+        module: the model, left in evaluation mode.
+        taken: names of other figures.
+
+    Raises:
+        ConfigError: the function fails, returns something other than finite numbers by name, or uses a name that is
+            taken.
+
+    Example:
+        >>> module = nn.Linear(1, 1, bias=False)
+        >>> own_figures(lambda round, module: {"norm": float(module.weight.norm())}, 1, module).keys()
+        dict_keys(['norm'])
+    """
+    with users_code("evaluate", evaluate), torch.no_grad(), drawing():
+        made = evaluate(round, module.eval())
+    if not isinstance(made, Mapping):
+        raise ConfigError(f"evaluate must return {{name: number}}, got {made!r}")
+    for name, value in made.items():
+        if not isinstance(name, str) or not isinstance(value, Real) or not math.isfinite(value):
+            raise ConfigError(f"evaluate must return finite numbers by name, got {name!r}: {value!r} in round {round}")
+        if name in taken:
+            raise ConfigError(f"evaluate returns {name!r}, which the task also reports: choose another name")
+    return {name: float(value) for name, value in made.items()}

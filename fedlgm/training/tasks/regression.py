@@ -1,0 +1,93 @@
+"""Real-valued targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional
+
+from fedlgm.data.dataset import DataSet
+from fedlgm.errors import ConfigError, DataError, check_known
+from fedlgm.training.tasks.base import Task, require_finite
+
+_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "squared": functional.mse_loss,
+    "absolute": functional.l1_loss,
+    "huber": functional.huber_loss,
+}
+
+
+class RealTargets(Task):
+    """A task with one output for each number of the targets [n, ...]."""
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        """See `Task`: finite targets as float32."""
+        if not (np.issubdtype(y.dtype, np.number) or y.dtype == np.bool_) or np.issubdtype(y.dtype, np.complexfloating):
+            raise DataError(f"task {self.name!r} needs numbers as targets, but the {part} targets are {y.dtype}")
+        require_finite(y, part)
+        return y.astype(np.float32, copy=False)
+
+    def labels(self, y: np.ndarray) -> bool:
+        """See `Task`: targets become real."""
+        return False
+
+    def outputs(self, data: DataSet) -> int:
+        """See `Task`."""
+        return math.prod(data.train_y.shape[1:])
+
+    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
+        """See `Task`: outputs have the targets' shape, or [n, 1] for targets [n]."""
+        if outputs.shape != targets.shape and not (targets.ndim == 1 and outputs.shape == (len(targets), 1)):
+            expected = [len(targets), *targets.shape[1:]] if targets.ndim > 1 else [len(targets), 1]
+            raise ConfigError(f"{self._no_fit(outputs, targets)}: outputs must have shape {tuple(expected)}")
+
+    def count(self, targets: Tensor) -> int:
+        """See `Task`."""
+        return targets.numel()
+
+
+class Regression(RealTargets):
+    """Squared, absolute or Huber loss of real-valued outputs, with root mean squared and mean absolute error.
+
+    Targets are float32 [n] or [n, ...]; outputs have their shape (for targets [n] also [n, 1]). The loss of an example
+    with several targets is the mean over them.
+
+    Args:
+        loss: "squared", "absolute", or "huber" (with delta = 1).
+    """
+
+    name = "regression"
+    headline = "rmse"
+    better = "lower"
+
+    def __init__(self, loss: Literal["squared", "absolute", "huber"] = "squared") -> None:
+        check_known("loss", loss, _LOSSES, "task 'regression'")
+        self._loss = loss
+
+    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
+        """See `Task`; names of classes are not numbers."""
+        if data.labels is not None:
+            raise ConfigError(
+                f"task 'regression' needs numbers as targets, but those of {data.name!r} are names of classes "
+                f"({', '.join(data.labels[:8])}): use the task 'classification'"
+            )
+        super().check_outputs(outputs, targets, data)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Task`."""
+        losses = _LOSSES[self._loss](outputs.reshape(targets.shape), targets, reduction="none")
+        return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """See `Task`."""
+        errors = (outputs.reshape(targets.shape) - targets).double()
+        losses = self.losses(outputs, targets).double() * (targets.numel() / max(len(targets), 1))
+        return {"loss": losses.sum(), "squares": errors.square().sum(), "mae": errors.abs().sum()}
+
+    def metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """See `Task`."""
+        return {"loss": means["loss"], "rmse": math.sqrt(means["squares"]), "mae": means["mae"]}

@@ -1,0 +1,1 @@
+"""Tools on runs: audits, attacks, risk, recommendations, tuning, studies, reports and applications."""

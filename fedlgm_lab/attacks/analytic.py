@@ -1,0 +1,134 @@
+"""The labels and the image behind an update in closed form, from the rows of its first and last linear layers.
+
+Source: Zhu and Blaschko, "R-GAP" (2021), Section 3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError
+from fedlgm.planning.layers import Slot
+from fedlgm_lab.attacks.observation import Observation
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of an image."""
+
+
+def infer_labels(module: nn.Module, observation: Observation, images: int, shape: Shape) -> Tensor:
+    """Labels of the client's images, from the direction in which the last bias moved, int64 [images].
+
+    Under cross-entropy this bias moves by a positive multiple of (share of each label) - (mean prediction). Labels are
+    added one at a time so that the angle to the observed direction stays smallest. The result is exact for one image
+    without noise (Zhao, Mopuri and Bilen, 2020).
+
+    Args:
+        module: the classifier.
+        observation: what the attacker sees.
+        images: number of labels.
+        shape: shape (C, H, W) of one image.
+
+    Raises:
+        ConfigError: the model's last parameter is not the bias of its logits.
+
+    Example:
+        >>> from fedlgm.planning.layers import LayerTable
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        >>> update = torch.cat([torch.zeros(12), torch.tensor([-0.03, 0.07, -0.04])])  # the bias comes last
+        >>> infer_labels(model, Observation.unprotected(LayerTable.from_module(model), update), 1, (1, 2, 2))
+        tensor([1])
+    """
+    with torch.no_grad():
+        predicted = torch.softmax(module(torch.zeros(1, *shape)), dim=1)[0]
+    slot = list(observation.layers.slots())[-1]
+    if slot.shape != tuple(predicted.shape):
+        raise ConfigError(
+            f"labels are inferred from the bias of the last layer, but the model's last parameter {slot.name!r} has "
+            f"shape {slot.shape}: give the labels"
+        )
+    moved = observation.update[slot.offset : slot.offset + slot.size]
+    counts = torch.zeros_like(predicted)
+    for number in range(1, images + 1):
+        candidates = (counts + torch.eye(len(counts))) / number - predicted
+        counts[int(nn.functional.cosine_similarity(candidates, moved[None], dim=1).argmax())] += 1
+    return torch.repeat_interleave(torch.arange(len(counts)), counts.long())
+
+
+def analytic(module: nn.Module, observation: Observation, shape: Shape) -> tuple[Tensor, bool] | None:
+    """The only image of a client, from the update of a first linear layer with a bias; None if not applicable.
+
+    For any number of local steps, each row of the weights moved by the row's bias movement times the image. The rows
+    are combined by least squares: sum_i b_i W_i / sum_i b_i^2, whose denominator is corrected for the known noise.
+
+    Args:
+        module: the model.
+        observation: what the attacker sees; the first layer must be visible.
+        shape: shape (C, H, W) of one image.
+
+    Returns:
+        The image [1, C, H, W], cut to [-1, 1], and whether it is exact because the layer has no noise.
+
+    Example:
+        >>> from fedlgm.planning.layers import LayerTable
+        >>> model, image = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), torch.tensor([0.5, -0.5, 1.0, 0.0])
+        >>> bias = torch.tensor([0.2, -0.1, -0.1])
+        >>> update = torch.cat([torch.outer(bias, image).flatten(), bias])
+        >>> found, exact = analytic(model, Observation.unprotected(LayerTable.from_module(model), update), (1, 2, 2))
+        >>> torch.allclose(found.flatten(), image, atol=1e-6), exact
+        (True, True)
+    """
+    first = _first_linear(module, observation, shape)
+    if first is None:
+        return None
+    layer, weight, bias = first
+    rows = observation.update[weight.offset : weight.offset + weight.size].view(weight.shape).double()
+    moved = observation.update[bias.offset : bias.offset + bias.size].double()
+    sigma = float(observation.sigma[layer])
+    energy = float(moved.square().sum())
+    if energy == 0:
+        return None
+    found = moved @ rows / max(energy - sigma**2 * len(moved), 0.1 * energy)
+    low, high = (_entering(module, torch.full((1, *shape), value)).double() for value in (-1.0, 1.0))
+    image = (2 * found - low - high) / (high - low)  # a model may move its images to another interval
+    return image.clamp(-1, 1).float().view(1, *shape), sigma == 0
+
+
+def _entering(module: nn.Module, image: Tensor) -> Tensor:
+    """The flat input of the first layer with parameters."""
+    given: list[Tensor] = []
+    first = _first_layer(module)
+    assert first is not None
+    handle = first.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0].detach().reshape(-1)))
+    try:
+        with torch.no_grad():
+            module(image)
+    finally:
+        handle.remove()
+    return given[0]
+
+
+def _first_linear(module: nn.Module, observation: Observation, shape: Shape) -> tuple[int, Slot, Slot] | None:
+    """Index, weight and bias of the first layer if it is linear, sees the image itself and is visible; else None."""
+    first = _first_layer(module)
+    if not isinstance(first, nn.Linear) or first.bias is None or first.in_features != int(np.prod(shape)):
+        return None
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    for index, layer in enumerate(observation.layers.layers):
+        slots = {slot.name: slot for slot in layer.slots}
+        weight, bias = slots.get(names[id(first.weight)]), slots.get(names[id(first.bias)])
+        # Bounded apart, weight and bias have different scales: then division says nothing.
+        if weight is not None and bias is not None and observation.visible[index]:
+            return index, weight, bias
+    return None
+
+
+def _first_layer(module: nn.Module) -> nn.Module | None:
+    """The first module with parameters, if only flattening comes before it."""
+    for child in module.modules():
+        if any(True for _ in child.parameters(recurse=False)):
+            return child
+        if not any(True for _ in child.children()) and not isinstance(child, nn.Flatten | nn.Identity):
+            return None
+    return None

@@ -1,0 +1,177 @@
+"""LiRA: the likelihood-ratio membership attack (Carlini, Chien, Nasr, Song, Terzis and Tramer, S&P 2022).
+
+Shadow models are trained with and without every example. The attacked model's confidence on an example is compared with
+the normal law of the confidences of the models that saw it (online only) and of those that did not (online and
+offline).
+
+    membership = random_halves(len(y), models=16, seed=0)
+    scores = np.stack([confidence_logits(train(np.flatnonzero(row)), x, y) for row in membership])
+    result = pooled(scores, membership, likelihood_ratios)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy.stats import norm
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import named_arguments
+from fedlgm_lab.attacks.membership import MembershipResult, evaluate_scores
+
+_FEW = 64  # shadow models below which one variance is shared by all examples (Carlini et al., Section VI-D)
+_LEAST_STD = 1e-6
+
+
+@torch.no_grad()
+@named_arguments
+def confidence_logits(module: nn.Module, x: Tensor, y: Tensor) -> np.ndarray:
+    """ln(p / (1 - p)) of the true class's probability p, without overflow, float64 [n].
+
+    Args:
+        module: a classifier: inputs to logits.
+        x: inputs [n, ...].
+        y: labels [n].
+
+    Source: Carlini et al., S&P 2022, Section VI-A.
+
+    Example:
+        >>> confidence_logits(nn.Identity(), torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        array([2.])
+    """
+    module.eval()
+    found = []
+    for inputs, labels in zip(x.split(1000), y.split(1000), strict=True):
+        logits = module(inputs).double()
+        own = logits.gather(1, labels[:, None])
+        others = logits.scatter(1, labels[:, None], -torch.inf)
+        found.append((own[:, 0] - torch.logsumexp(others, dim=1)).numpy())
+    return np.concatenate(found)
+
+
+@named_arguments
+def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = False) -> np.ndarray:
+    """Examples (or clients) on which each model trains, bool [models, examples].
+
+    Models come in pairs that divide the examples between them, so every example is in exactly half of the models, even
+    if a pair is left out.
+
+    Args:
+        examples: their number.
+        models: number of models.
+        seed: seed of the draws.
+        equal: whether all models train on the same number of examples, as federations of a given number of clients do.
+
+    Raises:
+        ConfigError: an odd number of models.
+
+    Example:
+        >>> random_halves(examples=5, models=4).sum(axis=0).tolist()  # every example is in half of the models
+        [2, 2, 2, 2, 2]
+    """
+    if models % 2:
+        raise ConfigError(f"membership attacks divide examples between pairs of models, got {models} models")
+    rng = np.random.default_rng(seed)
+    drawn = rng.random((models // 2, examples))
+    first = drawn.argsort(axis=1).argsort(axis=1) < examples // 2 if equal else drawn < 0.5
+    return np.stack([first, ~first], axis=1).reshape(models, examples)
+
+
+def check_shapes(target: np.ndarray, shadows: np.ndarray, membership: np.ndarray) -> None:
+    """Raise ConfigError unless the arrays of an attack with shadow models fit each other."""
+    if shadows.shape != membership.shape or target.shape != shadows.shape[1:]:
+        raise ConfigError(
+            f"the attack takes a target [n] and shadows and membership [S, n], got {target.shape}, {shadows.shape} and "
+            f"{membership.shape}"
+        )
+
+
+@named_arguments
+def likelihood_ratios(
+    target: np.ndarray,
+    shadows: np.ndarray,
+    membership: np.ndarray,
+    *,
+    online: bool = True,
+    shared_variance: bool | None = None,
+) -> np.ndarray:
+    """Membership scores of a target model's examples; higher means "member", float64 [n].
+
+    Online: ln N(s; mu_in, sd_in) - ln N(s; mu_out, sd_out). Offline, without models that saw the example: ln Pr[Z <= s]
+    for Z ~ N(mu_out, sd_out). Means are medians, as in the authors' code.
+
+    Args:
+        target: confidence logits s of the target model, [n].
+        shadows: those of the shadow models, [S, n].
+        membership: examples on which each shadow model was trained, bool [S, n].
+        online: whether shadow models trained on the example are used.
+        shared_variance: one variance for all examples; by default with fewer than 64 shadow models.
+
+    Raises:
+        ConfigError: the shapes differ, or an example has fewer than two models on a side that is needed.
+
+    Example:
+        >>> membership = np.array([[True], [True], [False], [False]])
+        >>> shadows = np.array([[3.0], [5.0], [-1.0], [1.0]])
+        >>> float(likelihood_ratios(np.array([2.0]), shadows, membership)[0])  # as near to 4 as to 0
+        0.0
+    """
+    check_shapes(target, shadows, membership)
+    shared = len(shadows) < _FEW if shared_variance is None else shared_variance
+    out_mean, out_std = _normal(shadows, ~membership, shared, "without")
+    if not online:
+        return norm.logcdf(target, out_mean, out_std)
+    in_mean, in_std = _normal(shadows, membership, shared, "with")
+    return norm.logpdf(target, in_mean, in_std) - norm.logpdf(target, out_mean, out_std)
+
+
+@named_arguments
+def pooled(
+    scores: np.ndarray,
+    membership: np.ndarray,
+    attack: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+    **options: object,
+) -> MembershipResult:
+    """Attack every model in turn with the other pairs as shadow models, and pool the decisions.
+
+    The model's partner is set aside with it. Otherwise fewer of a member's shadow models would have been trained with
+    it than without it, and the scores would show this. Decisions about one example in different models are not
+    independent, so the intervals are somewhat too narrow.
+
+    Args:
+        scores: confidence logits, [M, n].
+        membership: examples on which each model was trained, from `random_halves`, bool [M, n].
+        attack: (scores of the target [n], scores of its shadow models [S, n], their membership) -> scores of
+            membership.
+        **options: options of `fedlgm_lab.attacks.membership.evaluate_scores`.
+
+    Raises:
+        ConfigError: the models do not come in pairs, or there are fewer than four.
+
+    Example:
+        >>> membership = random_halves(examples=20, models=4)
+        >>> pooled(1.0 * membership, membership, lambda target, shadows, inside: target).auc
+        1.0
+    """
+    if len(membership) < 4 or len(membership) % 2 or (membership[::2] == membership[1::2]).any():
+        raise ConfigError(f"pooled attacks take at least 4 models of `random_halves`, got {len(membership)} models")
+    rows = np.arange(len(scores))
+    ratios = np.stack([attack(scores[i], scores[rows // 2 != i // 2], membership[rows // 2 != i // 2]) for i in rows])
+    return evaluate_scores(ratios[membership], ratios[~membership], **options)  # type: ignore[arg-type]
+
+
+def _normal(shadows: np.ndarray, used: np.ndarray, shared: bool, side: str) -> tuple[np.ndarray, np.ndarray]:
+    """Median and standard deviation of every example's confidences over the models in `used`, each [n]."""
+    if (used.sum(axis=0) < 2).any():
+        example = int(np.flatnonzero(used.sum(axis=0) < 2)[0])
+        raise ConfigError(
+            f"example {example} has fewer than two shadow models that were trained {side} it: train more shadow models"
+        )
+    values = np.where(used, shadows, np.nan)
+    mean = np.nanmedian(values, axis=0)
+    if shared:
+        return mean, np.full(len(mean), max(float(np.nanstd(values - mean)), _LEAST_STD))
+    return mean, np.maximum(np.nanstd(values, axis=0), _LEAST_STD)

@@ -1,0 +1,119 @@
+"""An attacker's view of one client's update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.aggregation import bound_update
+from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import named_arguments
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import release
+from fedlgm.noise.run_noise import RunNoise
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm_lab.audits.whitening import Whitening
+
+
+@named_arguments
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """One client's update as the attacker sees it.
+
+    Attributes:
+        layers: the model's layers.
+        update: observed update, float32 [D]; zero in layers that the attacker does not see.
+        sigma: standard deviation of the noise in each layer, which is public, [K]; 0 for a layer in the clear, infinite
+            for one that is not seen.
+    """
+
+    layers: LayerTable
+    update: Tensor
+    sigma: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.update.shape != (self.layers.size,) or self.sigma.shape != (len(self.layers),):
+            raise ConfigError(
+                f"an observation of {len(self.layers)} layers and {self.layers.size} parameters cannot hold "
+                f"{tuple(self.update.shape)} values and {self.sigma.shape} noise scales"
+            )
+
+    @classmethod
+    def unprotected(cls, layers: LayerTable, update: Tensor) -> Observation:
+        """The raw update [D], as plain federated averaging sends it."""
+        return cls(layers, update.detach().float().clone(), np.zeros(len(layers)))
+
+    @classmethod
+    def released(cls, update: Tensor, plan: ReleasePlan, keys: KeyRing, round: int = 1) -> Observation:
+        """The update [D], bounded and noised according to `plan` by the library's own release.
+
+        Under local trust this is the client's message. Under central trust it is the released sum minus every other
+        contribution, which the adversary of differential privacy knows. If noise is correlated over rounds, this
+        adversary also knows the noise of earlier rounds and sees this round's noise again in later ones: all rounds of
+        the run together leave noise sigma / ||C[:, t]|| on the update. The release serves measurement only, so nothing
+        is charged.
+        """
+        bounded, sigma = bound_update(update, plan), plan.round_sigma
+        if plan.facts.noise is None:
+            noisy = release(bounded, plan, keys, round).float()
+        else:
+            noisy = _by_all_rounds(bounded, plan, keys, round).float()
+            sigma = plan.sigma / plan.facts.noise.column_norms()[round - 1]
+        factor = np.sqrt(2.0) if plan.family == "laplace" else 1.0
+        return cls(plan.layers, plan.expand(noisy), np.where(plan.released, sigma * factor, np.inf))
+
+    @property
+    def visible(self) -> np.ndarray:
+        """Whether the attacker sees a layer at all, bool [K]."""
+        return np.isfinite(self.sigma)
+
+    @property
+    def signal_share(self) -> np.ndarray:
+        """Estimated share of each layer's energy that is not noise, in [0, 1], [K]; 0 for a layer that is not seen.
+
+        The share is max(0, 1 - d_j sigma_j^2 / ||u_j||^2), which the attacker computes from the observation and the
+        public noise scales.
+        """
+        energy = self.layers.squared_norms(self.update).numpy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = 1 - self.layers.sizes * np.where(self.visible, self.sigma, 0.0) ** 2 / energy
+        return np.where(self.visible & (energy > 0), np.clip(share, 0.0, 1.0), 0.0)
+
+    def only(self, names: Sequence[str]) -> Observation:
+        """The same observation with only the layers `names` visible.
+
+        Raises:
+            ConfigError: a name that no layer has.
+        """
+        unknown = sorted(set(names) - set(self.layers.names))
+        if unknown:
+            raise ConfigError(f"no layer {unknown[0]!r}; the model has {', '.join(self.layers.names)}")
+        keep = np.isin(self.layers.names, list(names))
+        parts = [
+            part if kept else torch.zeros_like(part)
+            for part, kept in zip(self.layers.split(self.update), keep, strict=True)
+        ]
+        return Observation(self.layers, torch.cat(parts), np.where(keep, self.sigma, np.inf))
+
+
+def _by_all_rounds(contribution: Tensor, plan: ReleasePlan, keys: KeyRing, round: int) -> Tensor:
+    """Estimate a contribution, float64 [plan.size], from the releases of all rounds that it moves.
+
+    In C y, whose noise is independent, row i is moved by C[i, t] times the contribution: the least-squares estimate.
+    """
+    noise = plan.facts.noise
+    assert noise is not None
+    column = noise.coefficients[: noise.rounds - round + 1]
+    run_noise, whitening, found = RunNoise(), Whitening(noise, plan.size), np.zeros(plan.size)
+    for number in range(1, round + len(column)):
+        total = contribution.clone() if number == round else torch.zeros_like(contribution)
+        seen = release(total, replace(plan, position=number - 1), keys, number, run_noise=run_noise)
+        row, _ = whitening.next(number, seen.numpy())
+        if number >= round:
+            found += column[number - round] * row
+    return torch.from_numpy(found / float(column @ column))

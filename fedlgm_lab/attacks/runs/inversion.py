@@ -1,0 +1,243 @@
+"""`fedlgm attack inversion`: reconstructs images of single clients from their updates under several protections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from fedlgm.aggregation.contributions import unbounded
+from fedlgm.errors import ConfigError
+from fedlgm.mechanisms.base import UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
+from fedlgm.training import ClientTask
+from fedlgm_lab.attacks.inversion import InversionSettings, Reconstruction, invert, require_sgd
+from fedlgm_lab.attacks.observation import Observation
+from fedlgm_lab.attacks.runs.target import Images, Target
+from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe, validate
+from simulations.progress import OnProgress
+
+UNPROTECTED = "no noise"
+_STEPS = 1000  # of the progress of one inversion
+
+
+@dataclass(frozen=True)
+class Protection:
+    """One form in which the update reaches the attacker.
+
+    Attributes:
+        label: label in tables and pictures.
+        recipe: the recipe whose mechanism bounds and noises; None for the raw update.
+    """
+
+    label: str
+    recipe: Recipe | None
+
+
+@dataclass(frozen=True, eq=False)
+class Victim:
+    """A client and its private images.
+
+    Attributes:
+        client: number of the client.
+        x: images [n, C, H, W].
+        y: labels [n].
+        update: raw update [D].
+    """
+
+    client: int
+    x: Tensor
+    y: Tensor
+    update: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """An inversion of one victim under one protection.
+
+    Attributes:
+        protection: label of the protection.
+        victim: the victim.
+        found: the reconstruction.
+        scores: SSIM and PSNR of every private image.
+        observation: the attacker's view.
+        seen: the only layer that the attacker saw; None for all that are released.
+    """
+
+    protection: str
+    victim: Victim
+    found: Reconstruction
+    scores: list[dict[str, float]]
+    observation: Observation
+    seen: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, without the images."""
+        return {
+            "protection": self.protection,
+            "client": self.victim.client,
+            "layer": self.seen,
+            "method": self.found.method,
+            "ssim": float(np.mean([score["ssim"] for score in self.scores])),
+            "psnr": float(np.mean([score["psnr"] for score in self.scores])),
+            "labels_found": int((self.found.labels == self.victim.y.sort().values).sum()),
+            "images": len(self.victim.y),
+        }
+
+
+def protections(recipe: Recipe, epsilons: Sequence[float], published: bool = False) -> list[Protection]:
+    """Protections: none, the recipe's mechanism at each budget, and its published variant on request.
+
+    Args:
+        recipe: the attacked recipe.
+        epsilons: budgets of the whole run; the recipe's own if empty.
+        published: whether to add the mechanism's published variant.
+
+    Raises:
+        ConfigError: the mechanism has no noise, or no published variant.
+    """
+    made = [Protection(UNPROTECTED, None)]
+    if recipe.unit != "client":
+        raise ConfigError(
+            "inversion attacks a client's whole bounded and noised update, but the recipe protects "
+            f"{recipe.unit}s (privacy.unit)"
+        )
+    if recipe.mechanism.name == "none":
+        if epsilons:
+            raise ConfigError("--epsilon: mechanism 'none' has no noise that a budget would set")
+        return made
+    for epsilon in epsilons or (recipe.privacy.epsilon,):
+        label = f"{recipe.mechanism.name}, {recipe.mechanism.variant}, epsilon {epsilon:g}"
+        made.append(Protection(label, _changed(recipe, "privacy", epsilon=epsilon)))
+    if published and recipe.mechanism.variant != "published":
+        label = f"{recipe.mechanism.name}, published, epsilon {recipe.privacy.epsilon:g}"
+        made.append(Protection(label, _changed(recipe, "mechanism", variant="published")))
+    return made
+
+
+def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Module, list[Victim]]:
+    """Clients that hold at least `images` images, reduced to this number, with their raw updates.
+
+    A recipe is attacked in its first round, a run in the round after its last.
+
+    Returns:
+        The federation's objects, the model from which the clients start, and the victims.
+
+    Raises:
+        ConfigError: no client holds this many images.
+    """
+    if count < 1 or images < 1:
+        raise ConfigError(f"--victims and --images must be at least 1, got {count} and {images}")
+    assembly = target.assembly(reconstructs=True)
+    module = assembly.module()
+    if target.folder is not None:
+        target.folder.checkpoints.into(module, assembly.layers)
+    model, keys = assembly.layers.flatten(module), target.keys("inversion")
+    trainer = assembly.trainer(False, False)
+    found = []
+    for client in np.flatnonzero(assembly.sizes >= images)[:count]:
+        rows = assembly.partition[int(client)][:images]
+        x, y = (part[rows] for part in Images.of(assembly.dataset).train)
+        task = ClientTask(x, y, keys.torch_generator(Purpose.TRAIN, 1, int(client)), assembly.recipe.training.epochs)
+        found.append(Victim(int(client), x, y, unbounded(next(iter(trainer.updates(model, [task]))))[0].clone()))
+    if not found:
+        raise ConfigError(
+            f"no client holds {images} images: the largest holds {int(assembly.sizes.max())}; ask for fewer --images"
+        )
+    return assembly, module.eval(), found
+
+
+def observe(protection: Protection, victim: Victim, layers: LayerTable, start: Tensor, keys: KeyRing) -> Observation:
+    """The attacker's view of the victim's update under a protection.
+
+    Args:
+        protection: protection of the update.
+        victim: owner of the update.
+        layers: the model's layers, for an unprotected update.
+        start: the model from which the victim started [D].
+        keys: keys of the noise; every protection and victim draws its own noise.
+    """
+    if protection.recipe is None:
+        return Observation.unprotected(layers, victim.update)
+    assembly = Assembly(protection.recipe)
+    own = keys.derive(protection.label.encode(), str(victim.client).encode())
+    return Observation.released(victim.update, client_plan(assembly, victim.update, start), own)
+
+
+def client_plan(assembly: Assembly, update: Tensor, start: Tensor) -> ReleasePlan:
+    """The plan with which a client bounds and noises: the mechanism's, or a published variant's for this update."""
+    mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
+    if isinstance(mechanism, UsesPrivateNorms):
+        return mechanism.plan_from_private_norms(layers, facts, layers.norms(update).numpy()[None])
+    plan = assembly.method.plan(Transcript.start(start))
+    if isinstance(mechanism, UsesPrivateUpdates):
+        return mechanism.plan_from_private_update(plan, update, start)[0]
+    return plan
+
+
+def attack(
+    target: Target,
+    *,
+    count: int = 3,
+    images: int = 1,
+    epsilons: Sequence[float] = (),
+    published: bool = False,
+    per_layer: bool = False,
+    settings: InversionSettings | None = None,
+    progress: OnProgress | None = None,
+) -> list[Finding]:
+    """Invert the updates of several clients under every protection.
+
+    Args:
+        target: the attacked recipe or run.
+        count: number of victims.
+        images: images of each victim.
+        epsilons: budgets of the mechanism; see `protections`.
+        published: see `protections`.
+        per_layer: also invert each layer of each victim's protected updates alone.
+        settings: the attacker's effort.
+        progress: called with (steps done, total, description).
+    """
+    settings = settings or InversionSettings()
+    require_sgd(target.recipe.training.local)
+    chosen = protections(target.recipe, epsilons, published)
+    assembly, module, people = victims(target, count, images)
+    start, shape = assembly.layers.flatten(module), assembly.dataset.shape
+    keys = target.keys("inversion noise")
+    seen: list[tuple[str, Victim, Observation, str | None]] = []
+    for protection in chosen:
+        for victim in people:
+            observation = observe(protection, victim, assembly.layers, start, keys)
+            seen.append((protection.label, victim, observation, None))
+            if per_layer:
+                names = np.array(observation.layers.names)[observation.visible]
+                seen += [(protection.label, victim, observation.only([name]), str(name)) for name in names]
+    findings = []
+    for number, (label, victim, observation, layer) in enumerate(seen):
+
+        def on_step(done: int, total: int, number: int = number, label: str = label) -> None:
+            if progress is not None:
+                progress(number * _STEPS + done * _STEPS // total, len(seen) * _STEPS, label)
+
+        # The last bias tells the labels; an attacker that sees one layer only is given them.
+        known = victim.y.sort().values.tolist() if layer is not None else None
+        found = invert(
+            module, observation, assembly.recipe.training.local, images=len(victim.y), shape=shape, labels=known,
+            settings=settings, progress=on_step,
+        )  # fmt: skip
+        findings.append(Finding(label, victim, found, found.score(victim.x), observation, layer))
+    return findings
+
+
+def _changed(recipe: Recipe, section: str, **values: Any) -> Recipe:
+    """The recipe with other values in a section, validated again."""
+    raw = recipe.model_dump(exclude_none=True)
+    raw[section] |= values
+    return validate(raw)

@@ -1,0 +1,147 @@
+"""`fedlgm attack mia` and `fedlgm attack lira`: membership in the training set of a federation."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedlgm.errors import ConfigError
+from fedlgm.privacy.guarantee import Unit
+from fedlgm_lab.attacks.lira import confidence_logits, likelihood_ratios, pooled
+from fedlgm_lab.attacks.membership import MembershipResult, evaluate_scores
+from fedlgm_lab.attacks.mia import output_scores
+from fedlgm_lab.attacks.rmia import relative_ratios
+from fedlgm_lab.attacks.runs.target import ClientPool, Images, Pool, Target, train
+from simulations.progress import OnProgress
+from simulations.runs.rows import FullRow, RunSummary
+
+_POOLED = 6  # two shadow models with and two without every example remain when one is attacked
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Models and the members of their training sets.
+
+    Attributes:
+        pool: the examples, and the units that are members or not.
+        modules: the models; for a run, its own model comes first.
+        membership: units on which each model was trained, bool [models, units].
+        results: summaries of the federations, in the order of the models.
+        run: whether the first model is a finished run's.
+    """
+
+    pool: Pool
+    modules: list[nn.Module]
+    membership: np.ndarray
+    results: list[RunSummary]
+    run: bool
+
+
+def population(
+    target: Target,
+    models: int,
+    *,
+    examples: int | None = None,
+    unit: Unit = "example",
+    progress: OnProgress | None = None,
+) -> Population:
+    """Train federations of the target's recipe on random halves of its examples, or of clients that divide them.
+
+    For a run, `models` shadow federations are trained on halves of its training and test sets, in addition to the run.
+    For a recipe, `models` federations are trained in all. Each has its own cohorts, batches and noise, and each pair
+    of them divides the units.
+
+    Args:
+        target: the attacked recipe or run.
+        models: number of federations.
+        examples: largest number of the set's examples to use; default: all. Not for a run.
+        unit: unit of membership. For a recipe there are twice its number of clients, each with half of the examples.
+            For a run there are its clients, and further ones that hold the test set.
+        progress: called with (rounds done, total, description).
+
+    Raises:
+        ConfigError: a limit on a finished run's examples is given.
+    """
+    if target.folder is not None and examples is not None:
+        raise ConfigError(
+            "--examples chooses what a recipe's federations train on; a finished run has its own examples"
+        )
+    if examples is not None and examples < 20:
+        raise ConfigError(f"--examples must be at least 20, got {examples}")
+    assembly = target.assembly()
+    images = Images.of(assembly.dataset)
+    if unit == "example":
+        pool = Pool.of(images, examples)
+    elif target.folder is None:
+        pool = ClientPool.of_recipe(images, target.recipe, examples)
+    else:
+        pool = ClientPool.of_run(images, target.recipe, assembly.partition)
+    membership = pool.halves(models + models % 2, target.recipe.run.seed or 0)[:models]
+    rounds = target.recipe.federation.rounds
+    modules, results = [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        for index, members in enumerate(membership):
+
+            def on_round(row: FullRow, index: int = index) -> None:
+                if progress is not None:
+                    progress(index * rounds + row["round"], models * rounds, f"federation {index + 1} of {models}")
+
+            own = target.twin("shadow", str(index), evaluate_every=rounds, checkpoint_every=rounds)
+            module, result = train(pool.federation(own, members), Path(scratch) / str(index), progress=on_round)
+            modules.append(module)
+            results.append(result)
+    if target.folder is not None:
+        modules.insert(0, target.folder.checkpoints.into(assembly.module(), assembly.layers))
+        results.insert(0, target.folder.finished())
+        membership = np.concatenate([pool.trained[None], membership])
+    return Population(pool, modules, membership, results, target.folder is not None)
+
+
+def mia(people: Population) -> dict[str, MembershipResult]:
+    """Results of the attacks on the first model's outputs, by attack."""
+    members, pool = people.membership[0], people.pool
+    scores = {name: pool.by_unit(found) for name, found in output_scores(people.modules[0], *pool.tensors()).items()}
+    return {name: evaluate_scores(values[members], values[~members]) for name, values in scores.items()}
+
+
+def require_enough(target: Target, models: int) -> None:
+    """Raise ConfigError if the number of federations is odd, or too small for `lira`."""
+    least, attacked = (_POOLED, "recipe") if target.folder is None else (4, "run")
+    if models < least or models % 2:
+        raise ConfigError(f"LiRA on a {attacked} needs an even number of federations, at least {least}, got {models}")
+
+
+def lira(people: Population) -> dict[str, MembershipResult]:
+    """LiRA and RMIA, "online" and "offline", on the run or pooled over the attacked federations of a recipe.
+
+    A client's confidence is the mean over its examples.
+    """
+    x, y = people.pool.tensors()
+    scores = np.stack([confidence_logits(module, x, y) for module in people.modules])
+    if not np.isfinite(scores).all():
+        scores = np.nan_to_num(scores, nan=0.0, posinf=1e6, neginf=-1e6)  # models drowned in noise overflow
+    scores, members = people.pool.by_unit(scores), people.membership[0]
+    found = {}
+    for name, attack in (("", likelihood_ratios), ("rmia ", relative_ratios)):
+        for side in ("online", "offline"):
+            own = partial(attack, online=side == "online")
+            if not people.run:
+                found[name + side] = pooled(scores, people.membership, own)
+                continue
+            ratios = own(scores[0], scores[1:], people.membership[1:])
+            found[name + side] = evaluate_scores(ratios[members], ratios[~members])
+    return found
+
+
+def overfit(module: nn.Module, people: Population) -> tuple[float, float]:
+    """Accuracy of a model of the population on its members and on the others, whose difference outputs leak."""
+    with torch.no_grad():
+        (x, y), members = people.pool.tensors(), people.membership[0][people.pool.unit_of]
+        right = (module(x).argmax(dim=1) == y).numpy()
+    return float(right[members].mean()), float(right[~members].mean())

@@ -1,0 +1,337 @@
+"""The target of an attack: a recipe or a run folder, and federations that differ from it only in their data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clients import AnyClient, LayerwiseClient
+from fedlgm import data
+from fedlgm.data import DataSet, Partition
+from fedlgm.errors import ConfigError
+from fedlgm.noise.keys import KeyRing
+from fedlgm.privacy.guarantee import Unit
+from fedlgm.training.tasks import Classification
+from fedlgm_lab.attacks.lira import random_halves
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
+from simulations.config.decided import settled
+from simulations.config.recipe import Recipe
+from simulations.engines.local import LocalGrid
+from simulations.runs import new_folder
+from simulations.runs.folder import RunFolder
+from simulations.runs.rows import OnRound, RunSummary
+from simulations.runs.server import serve
+
+FIGURES = ("accuracy", "epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")
+"""Figures of an attacked run's summary that are printed with the attack's results."""
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Labelled images, the data of the attacks.
+
+    Attributes:
+        train_x: images that clients train on, float32 [n, C, H, W].
+        train_y: their labels, int64 [n].
+        test_x: public images [m, C, H, W].
+        test_y: their labels [m].
+        classes: number of classes.
+    """
+
+    train_x: np.ndarray
+    train_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    classes: int
+
+    @classmethod
+    def of(cls, dataset: DataSet) -> Images:
+        """The set's images.
+
+        Raises:
+            ConfigError: the set has other data.
+        """
+        x, test_x, y = dataset.train_x, dataset.test_x, dataset.train_y
+        if isinstance(x, tuple) or isinstance(test_x, tuple) or x.ndim != 4 or y.ndim != 1 or dataset.classes is None:
+            raise ConfigError(
+                f"the attacks need labelled images [n, C, H, W], and data set {dataset.name!r} holds other data"
+            )
+        return cls(x, y, test_x, dataset.test_y, dataset.classes)
+
+    @property
+    def train(self) -> tuple[Tensor, Tensor]:
+        """The clients' images and labels."""
+        return torch.from_numpy(self.train_x), torch.from_numpy(self.train_y)
+
+    @property
+    def test(self) -> tuple[Tensor, Tensor]:
+        """The public images and labels."""
+        return torch.from_numpy(self.test_x), torch.from_numpy(self.test_y)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A recipe, or a finished run with its recipe.
+
+    Attributes:
+        recipe: the recipe, with every "auto" resolved.
+        folder: the run's folder, or None.
+    """
+
+    recipe: Recipe
+    folder: RunFolder | None = None
+
+    @classmethod
+    def open(cls, name: str | None, overrides: Iterable[str] = ()) -> Target:
+        """The run folder or recipe called `name`.
+
+        Raises:
+            ConfigError: there is no such recipe, or overrides are given for a finished run.
+            RunError: the folder is not a run, or the run has not finished.
+        """
+        overrides = list(overrides)
+        if name is None or not Path(name).is_dir():
+            return cls(_sequential(settled(recipes.load(name, overrides))))
+        folder = RunFolder.open(name)
+        if overrides:
+            raise ConfigError(
+                f"--set changes a recipe, but {name} is a finished run: attack {folder.recipe_file} instead"
+            )
+        folder.finished()
+        return cls(_sequential(settled(folder.recipe())), folder)
+
+    @property
+    def name(self) -> str:
+        """Name for titles."""
+        return self.recipe.name if self.folder is None else str(self.folder.path)
+
+    def assembly(self, *, reconstructs: bool = False) -> Assembly:
+        """The objects of its recipe.
+
+        Args:
+            reconstructs: whether the attack makes images, which lie in [-1, 1] (see `in_usual_pixels`).
+
+        Raises:
+            ConfigError: the task is not classification, or the data are not labelled images.
+        """
+        assembly = in_usual_pixels(self.recipe) if reconstructs else Assembly(self.recipe)
+        if not isinstance(assembly.task, Classification):
+            raise ConfigError(f"task.name: the attacks work on 'classification', not {self.recipe.task.name!r}")
+        Images.of(assembly.dataset)
+        return assembly
+
+    def twin(self, *facts: str, **run: Any) -> Recipe:
+        """The recipe of the attacker's own simulation, with the same public initial model and different randomness.
+
+        Args:
+            *facts: facts that distinguish it from the attacker's other simulations.
+            **run: values of [run] to change.
+        """
+        seed, model = self.recipe.run.seed, self.recipe.model
+        own = None if seed is None else self.keys(*facts).root
+        initial = (seed or 0) if model.seed is None else model.seed
+        return self.recipe.model_copy(
+            update={
+                "run": self.recipe.run.model_copy(update={"seed": own, "audit": False, **run}),
+                "model": model.model_copy(update={"seed": initial}),
+            }
+        )
+
+    def keys(self, *facts: str) -> KeyRing:
+        """Keys of the attack's own simulations, never those of the attacked run, whose noise is unknown."""
+        return KeyRing.from_seed(self.recipe.run.seed).derive(b"attack", *(fact.encode() for fact in facts))
+
+
+def in_usual_pixels(recipe: Recipe) -> Assembly:
+    """The recipe's federation with images in [-1, 1], which its model first maps to the interval `data.pixels`.
+
+    The federation is the same up to rounding. Reconstructions are made, shown and compared in [-1, 1].
+    """
+    pixels = recipe.data.pixels
+    if pixels is None:
+        return Assembly(recipe)
+    usual = recipe.model_copy(update={"data": recipe.data.model_copy(update={"pixels": None})})
+    return _Moved(usual, pixels=pixels)
+
+
+@dataclass(frozen=True)
+class _Moved(Assembly):
+    """A federation whose model rescales images from [-1, 1] to [low, high].
+
+    Attributes:
+        pixels: low and high.
+    """
+
+    pixels: tuple[float, float] = (-1.0, 1.0)
+
+    def module(self) -> nn.Module:
+        """The recipe's model after the rescaling, with the same parameters."""
+        made, (low, high) = super().module(), self.pixels
+        made.register_forward_pre_hook(lambda _, given: (low + (given[0] + 1) * ((high - low) / 2), *given[1:]))
+        return made
+
+
+def _sequential(recipe: Recipe) -> Recipe:
+    """The recipe with the sequential trainer if it leaves the choice open: attacks train few clients at a time."""
+    if recipe.training.undecided:
+        training = recipe.training.model_copy(update={"vectorize": "off", "compile": False, "kernel": None})
+        return recipe.model_copy(update={"training": training})
+    return recipe
+
+
+def train(
+    assembly: Assembly,
+    run_dir: Path,
+    *,
+    grid: Callable[[LayerwiseClient], LocalGrid] = LocalGrid.of,
+    progress: OnRound | None = None,
+) -> tuple[nn.Module, RunSummary]:
+    """Run the assembly's federation in this process, in a new run folder; returns its final model and its summary.
+
+    Args:
+        assembly: the federation; `with_data` gives it other data than its recipe's.
+        run_dir: folder to create.
+        grid: function that makes the grid of a client object.
+        progress: called with each round's metrics row.
+    """
+    folder = new_folder.create(run_dir, assembly.recipe)
+    keys, _ = folder.keys(assembly.recipe.run.seed)
+    result = serve(grid(assembly.client(keys, AnyClient())), assembly, folder, "local", progress)
+    return folder.checkpoints.into(assembly.module(), assembly.layers), result
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All examples of a data set, training and test, on any part of which federations train.
+
+    Members are units: single examples, or clients (`client_pool`) with all of their examples.
+
+    Attributes:
+        x: inputs [n, C, H, W].
+        y: labels [n].
+        unit_of: unit of each example, int64 [n].
+        trained: whether a unit belongs to the recipe's own training set, bool [units].
+        classes: number of classes.
+    """
+
+    unit: ClassVar[Unit] = "example"
+
+    x: np.ndarray
+    y: np.ndarray
+    unit_of: np.ndarray
+    trained: np.ndarray
+    classes: int
+
+    @classmethod
+    def of(cls, dataset: Images, limit: int | None = None, seed: int = 0) -> Pool:
+        """The set's examples, or `limit` of them chosen at random."""
+        x, y = np.concatenate([dataset.train_x, dataset.test_x]), np.concatenate([dataset.train_y, dataset.test_y])
+        trained = np.arange(len(y)) < len(dataset.train_y)
+        if limit is not None and limit < len(y):
+            rows = np.sort(np.random.default_rng(seed).permutation(len(y))[:limit])
+            x, y, trained = x[rows], y[rows], trained[rows]
+        return cls(x, y, np.arange(len(y)), trained, dataset.classes)
+
+    def halves(self, models: int, seed: int) -> np.ndarray:
+        """Units on which each federation is trained, bool [models, units]."""
+        return random_halves(len(self.trained), models, seed=seed, equal=self.unit == "client")
+
+    def by_unit(self, values: np.ndarray) -> np.ndarray:
+        """Mean over the examples of each unit: [..., n] to [..., units]."""
+        return values
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of all examples."""
+        return torch.from_numpy(self.x), torch.from_numpy(self.y)
+
+    def federation(self, recipe: Recipe, members: np.ndarray) -> Assembly:
+        """The recipe's federation on the units in `members` (bool [units]); the others are its test set.
+
+        Raises:
+            ConfigError: the partition needs the data set's own users.
+        """
+        own = self._divided(recipe, members)
+        return Assembly(recipe).with_data(own, _division(own, recipe, recipe.federation.clients))
+
+    def _divided(self, recipe: Recipe, members: np.ndarray) -> DataSet:
+        """The members' examples as training set, the others' as test set."""
+        rows = members[self.unit_of]
+        return DataSet(recipe.data.name, self.x[rows], self.y[rows], self.x[~rows], self.y[~rows], self.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientPool(Pool):
+    """A pool of clients: a client is in a federation with all of its examples, or not at all."""
+
+    unit: ClassVar[Unit] = "client"
+
+    def by_unit(self, values: np.ndarray) -> np.ndarray:
+        """See `Pool.by_unit`."""
+        rows = np.atleast_2d(values)
+        counts = np.bincount(self.unit_of, minlength=len(self.trained))
+        means = np.stack([np.bincount(self.unit_of, row, len(self.trained)) / counts for row in rows])
+        return means.reshape(*values.shape[:-1], -1)
+
+    @classmethod
+    def of_recipe(cls, dataset: Images, recipe: Recipe, limit: int | None = None) -> ClientPool:
+        """Twice as many clients as the recipe has, among which its partition divides all examples of the set."""
+        whole = Pool.of(dataset, limit)
+        owner = _owners(whole.x, whole.y, recipe, whole.classes, 2 * recipe.federation.clients)
+        return cls._of(whole, owner, np.zeros(2 * recipe.federation.clients, dtype=bool))
+
+    @classmethod
+    def of_run(cls, dataset: Images, recipe: Recipe, partition: Partition) -> ClientPool:
+        """The clients of a run, and others of the same size who hold the test examples."""
+        whole, clients = Pool.of(dataset), recipe.federation.clients
+        others = max(2, round(clients * len(dataset.test_y) / len(dataset.train_y)))
+        owner = partition.owners(len(whole.y))
+        tested = ~whole.trained
+        owner[tested] = clients + _owners(whole.x[tested], whole.y[tested], recipe, whole.classes, others)
+        return cls._of(whole, owner, np.arange(clients + others) < clients)
+
+    @classmethod
+    def _of(cls, whole: Pool, owner: np.ndarray, trained: np.ndarray) -> ClientPool:
+        """Clients without examples are left out: a model can remember nothing of them."""
+        held = owner >= 0
+        present, unit_of = np.unique(owner[held], return_inverse=True)
+        return cls(whole.x[held], whole.y[held], unit_of, trained[present], whole.classes)
+
+    def federation(self, recipe: Recipe, members: np.ndarray) -> Assembly:
+        """The recipe's federation of the clients in `members` (bool [clients]); the others hold its test set.
+
+        Raises:
+            ConfigError: a fixed cohort size is not a whole number for this many clients.
+        """
+        raw = recipe.model_dump(exclude_none=True)
+        raw["federation"]["clients"] = int(members.sum())
+        own, units = self._divided(recipe, members), self.unit_of[members[self.unit_of]]
+        numbers = np.cumsum(members) - 1
+        divided = Partition.from_owner(numbers[units], int(members.sum()))
+        return Assembly(recipes.validate(raw)).with_data(own, divided)
+
+
+def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients: int) -> np.ndarray:
+    """Client that holds each example under the recipe's partition, -1 for none, [n]; errors as in `_division`."""
+    return _division(DataSet(recipe.data.name, x, y, x[:1], y[:1], classes), recipe, clients).owners(len(y))
+
+
+def _division(dataset: DataSet, recipe: Recipe, clients: int) -> Partition:
+    """The recipe's division of a set that is not its own.
+
+    Raises:
+        ConfigError: a partition that needs the data set's own users.
+    """
+    section = recipe.data
+    if section.partition == "natural":
+        raise ConfigError(
+            "data.partition = 'natural' divides by the set's own users, which the attacker's federations on other "
+            "examples do not have: use another partition"
+        )
+    return data.divide(dataset, clients, section.partition, seed=section.partition_seed, **section.options)

@@ -1,0 +1,270 @@
+"""Lower bounds on epsilon from canary scores by counting guesses, as pure functions of NumPy arrays.
+
+A score is any number that tends to be higher for canaries that were in than for those that were left out. Every bound
+holds with probability `confidence` over the canaries' fair coins and the mechanism's noise, under the neighbouring
+relation by which in and out differ. The assumptions are:
+
+    epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release
+    epsilon_one_run           one run, canaries in by independent fair coins; any (epsilon, delta)-DP release
+
+Scores with Gaussian noise allow tighter bounds: `fedlgm_lab.audits.gaussian_scores`.
+
+Each bound is taken at one threshold, which by default is chosen on one half of the scores and evaluated on the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import scipy.optimize
+import scipy.special
+import scipy.stats
+
+from fedlgm.errors import ConfigError
+from fedlgm_lab.audits.scores import CONFIDENCE, XTOL, Array, Scores, check
+
+# -- bounds at one threshold -------------------------------------------------------------------------------------------
+
+
+def clopper_pearson_upper(count: npt.ArrayLike, trials: npt.ArrayLike, significance: float) -> Array:
+    """One-sided upper limits of a binomial probability at level `significance`, for `count` successes of `trials`.
+
+    Args:
+        count: successes, any shape.
+        trials: number of trials, of the same shape or one that broadcasts with it.
+        significance: largest probability with which a limit lies below the truth.
+
+    Source: Clopper and Pearson, Biometrika 1934.
+
+    Example:
+        >>> round(float(clopper_pearson_upper(0, 100, 0.05)), 5)  # 1 - 0.05^(1/100)
+        0.02951
+    """
+    count, trials = np.asarray(count), np.asarray(trials)
+    with np.errstate(invalid="ignore"):
+        upper = scipy.stats.beta.ppf(1 - significance, count + 1, np.maximum(trials - count, 1))
+    return np.where(count < trials, upper, 1.0)
+
+
+def _rates(missed: Array, false_alarms: Array, delta: float) -> Array:
+    """ln((TPR - delta) / FPR) from upper limits of FNR and FPR; -inf where TPR <= delta."""
+    gain = 1 - missed - delta
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(gain > 0, np.log(np.maximum(gain, 1e-300)) - np.log(false_alarms), -np.inf)
+
+
+def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """Bound on the probability of at least `correct` correct guesses under (epsilon, delta)-DP.
+
+    Args:
+        canaries: number m of canaries, each of which a separate fair coin puts in.
+        guesses: number r <= m of canaries guessed.
+        correct: number v of correct guesses.
+        epsilon: epsilon >= 0 of the hypothesis.
+        delta: its delta.
+
+    Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023), Theorem 5.2.
+
+    Example:
+        >>> round(one_run_p_value(canaries=10, guesses=10, correct=10, epsilon=0.0, delta=0.0), 6)  # ten fair coins
+        0.000977
+    """
+    right = float(scipy.special.expit(epsilon))
+    tail = float(scipy.stats.binom.sf(correct - 1, guesses, right))
+    if delta == 0 or correct == 0:
+        return tail
+    steps = np.arange(1, correct + 1)
+    slope = np.max((scipy.stats.binom.sf(correct - steps - 1, guesses, right) - tail) / steps, initial=0.0)
+    return min(1.0, tail + float(slope) * delta * 2 * canaries)
+
+
+def _largest_refuted(excess: Callable[[float], float], low: float) -> float:
+    """Largest epsilon >= low whose excess is positive; `low` if there is none."""
+    if excess(low) <= 0:
+        return low
+    high = max(1.0, 2 * low)
+    while excess(high) > 0:
+        low, high = high, 2 * high
+        if high > 1e4:
+            return low
+    return float(scipy.optimize.brentq(excess, low, high, xtol=XTOL))
+
+
+# -- bounds from scores ------------------------------------------------------------------------------------------------
+
+
+def epsilon_clopper_pearson(
+    scores: Scores,
+    delta: float,
+    confidence: float = CONFIDENCE,
+    *,
+    threshold: float | None = None,
+    seed: int | None = 0,
+) -> float:
+    """Lower bound on epsilon from many independent trials: the larger of ln((TPR - delta) / FPR) and
+    ln((TNR - delta) / FNR) at Clopper-Pearson limits.
+
+    Args:
+        scores: scores of trials with and without the canary.
+        delta: delta in [0, 1).
+        confidence: in (0.5, 1).
+        threshold: the threshold; None chooses it on one half of the scores and evaluates it on the other.
+        seed: seed of the split.
+
+    Raises:
+        ConfigError: an argument is outside its range, or there are too few scores.
+
+    Source: Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning" (NeurIPS 2020).
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores = Scores(rng.normal(1.0, size=4000), rng.normal(size=4000))
+        >>> 0.8 < epsilon_clopper_pearson(scores, 1e-5) < 4.38  # a Gaussian release with mu = 1
+        True
+    """
+    check(delta, confidence)
+    return _at(partial(_best, delta=delta), scores, 1 - confidence, threshold, seed)
+
+
+def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
+    """Threshold at which these scores give the largest bound, for use on other scores."""
+    return _best(scores, 1 - confidence, None, delta)[1]
+
+
+def _best(part: Scores, significance: float, threshold: float | None, delta: float) -> tuple[float, float]:
+    """Largest bound over the frontier's thresholds, or over the given one, and its threshold."""
+    if threshold is None:
+        thresholds, rejected, missed = part.frontier()
+    else:
+        thresholds = np.array([threshold])
+        missed = np.array([int(np.sum(part.inside < threshold))])
+        rejected = np.array([int(np.sum(part.outside < threshold))])
+    fnr = clopper_pearson_upper(missed, part.inside.size, significance / 2)
+    fpr = clopper_pearson_upper(part.outside.size - rejected, part.outside.size, significance / 2)
+    values = np.maximum(_rates(fnr, fpr, delta), _rates(fpr, fnr, delta))
+    best = int(np.argmax(values))
+    return max(0.0, float(values[best])), float(thresholds[best])
+
+
+def epsilon_one_run(
+    scores: Scores,
+    delta: float,
+    confidence: float = CONFIDENCE,
+    *,
+    threshold: float | None = None,
+    seed: int | None = 0,
+) -> float:
+    """Lower bound on epsilon from one run, in which canaries that score at least the threshold are guessed to be in.
+
+    Args:
+        scores: scores of m canaries, each of which a separate fair coin puts in; a score depends only on the release.
+        delta: delta in [0, 1).
+        confidence: in (0.5, 1).
+        threshold: the threshold; None chooses it on one half of the scores and evaluates it on the other.
+        seed: seed of the split.
+
+    Raises:
+        ConfigError: an argument is outside its range, or there are too few scores.
+
+    Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023).
+
+    Example:
+        >>> told_apart = Scores(np.ones(50), np.zeros(50))
+        >>> shown = epsilon_one_run(told_apart, delta=0.0, threshold=0.5)  # 50 guesses, all of them right
+        >>> round((1 + math.exp(-shown)) ** -50, 6)  # as likely as the confidence allows
+        0.001
+    """
+    check(delta, confidence)
+
+    def refuted(part: Scores, guesses: int, correct: int, significance: float, low: float) -> float:
+        return _largest_refuted(
+            lambda epsilon: significance - one_run_p_value(part.count, guesses, correct, epsilon, delta), low
+        )
+
+    def at(part: Scores, significance: float, threshold: float | None) -> tuple[float, float]:
+        if threshold is not None:
+            right, wrong = int(np.sum(part.inside >= threshold)), int(np.sum(part.outside >= threshold))
+            return (refuted(part, right + wrong, right, significance, 0.0) if right + wrong else 0.0), threshold
+        thresholds, rejected, missed = part.frontier()
+        hits, slips = part.inside.size - missed, part.outside.size - rejected
+        guesses = hits + slips
+        # The most promising first: the others are then mostly ruled out at a glance.
+        promise = 1 - clopper_pearson_upper(slips, guesses, significance)
+        best, chosen, precision = 0.0, math.inf, 0.5
+        for i in np.argsort(-promise):
+            if guesses[i] == 0 or hits[i] / guesses[i] <= precision:
+                continue
+            found = refuted(part, int(guesses[i]), int(hits[i]), significance, best)
+            if found > best:
+                best, chosen, precision = found, float(thresholds[i]), float(scipy.special.expit(found))
+        return best, chosen
+
+    return _at(at, scores, 1 - confidence, threshold, seed)
+
+
+# -- how much can be shown at all --------------------------------------------------------------------------------------
+
+Counting = Literal["clopper-pearson", "one-run"]
+_BOUNDS: dict[Counting, Callable[..., float]] = {
+    "clopper-pearson": epsilon_clopper_pearson,
+    "one-run": epsilon_one_run,
+}
+
+
+def largest_epsilon(method: Counting, canaries: int, delta: float, confidence: float = CONFIDENCE) -> float:
+    """Bound on epsilon if all of `canaries` canaries (half in, half out) were guessed correctly.
+
+    Args:
+        method: bound to use: "clopper-pearson" or "one-run".
+        canaries: number of canaries, or of trials.
+        delta: delta of the bound.
+        confidence: in (0.5, 1).
+
+    Example:
+        >>> largest_epsilon("one-run", 100, delta=0.0) < largest_epsilon("one-run", 1000, delta=0.0)
+        True
+    """
+    half = canaries // 2
+    if half < 2:
+        return 0.0
+    return _BOUNDS[method](Scores(np.ones(half), np.zeros(half)), delta, confidence)
+
+
+def canaries_needed(method: Counting, epsilon: float, delta: float, confidence: float = CONFIDENCE) -> int:
+    """Fewest canaries (or trials), as a power of two, that could show more than `epsilon` if no guess were wrong.
+
+    The arguments are those of `largest_epsilon`.
+
+    Raises:
+        ConfigError: no number of canaries could show it.
+
+    Example:
+        >>> canaries_needed("one-run", epsilon=2.0, delta=1e-5)
+        256
+    """
+    count = 4
+    while largest_epsilon(method, count, delta, confidence) <= epsilon:
+        count *= 2
+        if count > 2**24:
+            raise ConfigError(
+                f"{method} cannot prove an epsilon of {epsilon:g} at delta = {delta:g}: use another method"
+            )
+    return count
+
+
+def _at(
+    at: Callable[[Scores, float, float | None], tuple[float, float]],
+    scores: Scores,
+    significance: float,
+    threshold: float | None,
+    seed: int | None,
+) -> float:
+    if threshold is not None:
+        return at(scores, significance, threshold)[0]
+    choosing, evaluating = scores.split(seed)
+    return at(evaluating, significance, at(choosing, significance, None)[1])[0]

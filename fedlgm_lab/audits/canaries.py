@@ -1,0 +1,344 @@
+"""Canaries in a run: known contributions that are added to some of its sums and searched for in the releases.
+
+A canary contributes as much as a client may, in a random direction. In layer j its update is a vector of random signs
+whose norm is far above the bound s_j, so that the release's own clipping reduces it to the bound. The auditor is the
+adversary of the definition: it knows every client's contribution and every direction, but not whether a canary was in.
+Once it has inferred this, it knows all of the noise. Its view of canary i in a round is the *canary-aligned sum* <u_i,
+(release - clients' sum) / sigma>, with u_i the canary's unit direction in units of the noise. If the canary was in,
+the signal is mu = 1 / sigma_eff; if the release is as planned, the noise is exactly Gaussian with standard deviation
+1.
+
+    canaries.insert(round, plan, total)    # before the noise; total [plan.size] is changed in place
+    noisy = release(total, plan, keys, round)
+    canaries.observe(round, plan, noisy)   # after it
+    record = canaries.record()             # everything that the bounds of a run are computed from
+
+If the rounds of a run are one mechanism (correlated noise, restricted participation), a canary takes part as a client
+may: in every b-th round, beginning with one of the first b, and each time with the same contribution, whose sign is
+random. The checks of the noise then use z = C w, which whitening computes from the noise of the rounds so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.aggregation import BoundedSum
+from fedlgm.aggregation.contributions import BoundedAnswer, BoundedUpdates
+from fedlgm.errors import ConfigError, check_count
+from fedlgm.extension.loader import named_arguments
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm_lab.audits.correlations import Correlations
+from fedlgm_lab.audits.law import CELLS, counted
+from fedlgm_lab.audits.order import ordered
+from fedlgm_lab.audits.record import CanaryRecord, Presence
+from fedlgm_lab.audits.repeats import Sketches, Windows
+from fedlgm_lab.audits.scores import Array
+from fedlgm_lab.audits.whitening import Whitening
+
+_REPEATED = 1 << 22  # numbers of the sums of canaries that take turns, up to which they are kept
+_ABOVE = 8.0  # a canary's raw update over its bound: clipping must bring it down
+_IN = 0.9  # of the canaries with a coin per round; what is learnt grows with those that are in
+_PARTICIPATION, _SIGNS, _BITS, _SKETCHES = 0, 1, 2, 3  # paths of the auditor's streams
+
+
+Columns = dict[int, tuple[int, int, int]]
+"""Layer -> (start and end in the released vector, start in the flat update)."""
+
+
+@named_arguments
+class Canaries:
+    """m canaries over the layers of a run (see the module).
+
+    Args:
+        layers: the layers that are released (as the mechanism sees them).
+        count: number m of canaries.
+        keys: the auditor's own ring, never that of the noise.
+        presence: unit of a canary's coin. With "release" each canary takes part in nine rounds of ten, each time in
+            its direction or the opposite one by a fair coin, for bounds on single releases. With "run" a fair coin
+            decides for the whole run, and an included canary takes part with probability `rate`, as a client does, for
+            bounds on the run as a whole. In a run whose rounds are one mechanism (see the module) both are the same.
+        rate: the run's sampling rate q.
+
+    Raises:
+        ConfigError: there are fewer than two canaries.
+    """
+
+    def __init__(
+        self, layers: LayerTable, count: int, keys: KeyRing, *, presence: Presence = "release", rate: float = 1.0
+    ) -> None:
+        check_count("the number of canaries", count, least=2)
+        self._layers, self._keys, self._presence, self._rate = layers, keys, presence, rate
+        # Signs of norm 1 in every layer: bounded by s_j in l2 norm, whatever the layer's size.
+        random = keys.numpy_generator(Purpose.PROBE, _SIGNS).bytes((count * layers.size + 7) // 8)
+        bits = np.unpackbits(np.frombuffer(random, dtype=np.uint8), count=count * layers.size)
+        unit = (2.0 * bits.reshape(count, layers.size) - 1.0).astype(np.float32)
+        # Products with it are torch's, whose threads the caller has limited; NumPy's take all cores.
+        self._unit = torch.from_numpy(unit / np.sqrt(layers.sizes).astype(np.float32).repeat(layers.sizes))
+        self._member = keys.numpy_generator(Purpose.PROBE, _BITS).random(count) < 0.5
+        self._turning = 2.0 * keys.numpy_generator(Purpose.PROBE, _PARTICIPATION).integers(0, 2, count) - 1.0
+        self.rows: list[dict[str, Any]] = []
+        self._inserted: tuple[Tensor, Tensor, _Part] | None = None  # clients' sum, canaries', who
+        self._turns: dict[int, _Part] = {}  # of canaries that take turns
+        self._last: Array | None = None  # noise of the round before
+        self._whitening: Whitening | None = None
+        self._correlations = Correlations()
+        signs = keys.numpy_generator(Purpose.PROBE, _SKETCHES).bytes((layers.size + 7) // 8)
+        self._sketches, self._windows = Sketches(layers.sizes, signs), Windows()
+        self._measured: _Measured | None = None
+
+    def __len__(self) -> int:
+        return len(self._unit)
+
+    def insert(self, round: int, plan: ReleasePlan, total: Tensor) -> None:
+        """Add this round's canaries to a bounded sum [plan.size], in place, through the release's own bounding.
+
+        Raises:
+            ConfigError: the plan's releases cannot be audited by canaries: Laplace or no noise, local trust.
+        """
+        measured, part = self._measure(plan), self._part(round, plan)
+        released = [part.directions[start : start + high - low] for low, high, start in measured.columns.values()]
+        added = np.concatenate([np.concatenate(released) * measured.lengths, measured.answers * part.count])
+        before, contributed = total.detach().clone(), torch.from_numpy(added).to(total)
+        self._inserted = before, contributed, part
+        total += contributed
+
+    def _measure(self, plan: ReleasePlan) -> _Measured:
+        """A plan's effect on a canary; reused from the previous plan if bounds and noise are equal."""
+        key = (plan.clip.tobytes(), plan.sigma.tobytes(), plan.released.tobytes())
+        if self._measured is None or self._measured.key != key or plan.queries:
+            check_auditable(plan)
+            self._measured = _Measured.of(plan, self._layers, self._unit[:1], key)
+        return self._measured
+
+    def _part(self, round: int, plan: ReleasePlan) -> _Part:
+        """The canaries of a round, with their signs."""
+        run = plan.facts.run
+        if run is not None:
+            turn = (round - 1) % run.separation
+            if turn in self._turns:
+                return self._turns[turn]
+            orientation = np.where(np.arange(len(self)) % run.separation == turn, self._turning, 0.0)
+            part = _Part.of(orientation, orientation, self._unit)
+            if (len(self._turns) + 1) * self._layers.size <= _REPEATED:
+                self._turns[turn] = part
+            return part
+        rng = self._keys.numpy_generator(Purpose.PROBE, _PARTICIPATION, round)
+        coins = rng.integers(0, 2, len(self)) if self._presence == "release" else np.ones(len(self), dtype=int)
+        orientation = np.where(coins, 1.0, -1.0)
+        if plan.facts.relation == "replace-one" and self._presence == "release":
+            present: Array = np.ones(len(self))  # the other contribution is the opposite one
+        elif self._presence == "release":
+            present = (rng.random(len(self)) < _IN).astype(np.float64)
+        else:
+            present = (self._member & (rng.random(len(self)) < self._rate)).astype(np.float64)
+        return _Part.of(orientation, orientation * present, self._unit)
+
+    def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
+        """Record the canaries' view of a noisy sum [plan.size]."""
+        if self._inserted is None:
+            raise ValueError("observe was called without insert")
+        (before, contributed, part), self._inserted = self._inserted, None
+        measured = self._measure(plan)
+        scale, share, columns = measured.scale, measured.share, measured.columns
+        size = len(scale)
+        released = (noisy - before)[:size].double().cpu().numpy() / scale  # queries come last
+        noise = released - contributed[:size].double().cpu().numpy() / scale
+        aligned, length = np.full((len(self), len(self._layers)), np.nan), np.zeros(len(self._layers))
+        for j, (low, high, start) in columns.items():
+            others = part.directions[start : start + high - low]
+            seen = torch.from_numpy(released[low:high] - share[j] * others).float()
+            aligned[:, j] = (self._unit[:, start : start + high - low] @ seen).numpy() + part.signs * share[j]
+            length[j] = others @ others
+        self.rows.append(
+            {
+                "round": round,
+                "layer_aligned": aligned,
+                "layer_signal": share,
+                "signs": part.signs,
+                "orientation": part.orientation,
+                "length": length,
+                **self._noise(round, plan, noise, columns),
+                "multipliers": measured.multiplier,
+                "raw": self._raw(released, share, columns),
+            }
+        )
+
+    def _raw(self, released: Array, share: Array, columns: Columns) -> Array:
+        """Sums of the release alone, for canaries of a whole run."""
+        if self._presence == "release":
+            return np.zeros(0)
+        weights, seen = share / np.linalg.norm(share), np.zeros(self._layers.size)
+        for j, (low, high, start) in columns.items():
+            seen[start : start + high - low] = weights[j] * released[low:high]
+        return (self._unit @ torch.from_numpy(seen).float()).numpy()
+
+    def record(self) -> CanaryRecord:
+        """Everything observed so far.
+
+        Raises:
+            ConfigError: no round was observed.
+        """
+        return CanaryRecord.of(self.rows, self._member, self._rate, self._presence)
+
+    def _noise(self, round: int, plan: ReleasePlan, noise: Array, columns: Columns) -> dict[str, Array]:
+        """Figures of a round's independent noise for the checks; z = C w if the noise w is correlated."""
+        spans = {j: (low, high) for j, (low, high, _) in columns.items()}
+        run = plan.facts.run
+        if run is None:
+            past = [] if self._last is None or len(self._last) != len(noise) else [self._last]
+            self._last = noise
+        else:
+            if self._whitening is None:
+                self._whitening = Whitening(run.noise, self._layers.size)
+            w = np.full(self._layers.size, np.nan)
+            for low, high, start in columns.values():
+                w[start : start + high - low] = noise[low:high]
+            noise, past = self._whitening.next(round, w)
+            ends = self._layers.offsets
+            spans = {j: (int(ends[j]), int(ends[j + 1])) for j in spans if not np.isnan(noise[ends[j]])}
+        energy, cells = np.full(len(self._layers), np.nan), np.zeros((len(self._layers), CELLS))
+        for j, (low, high) in spans.items():
+            energy[j], cells[j] = np.mean(noise[low:high] ** 2), counted(noise[low:high])
+        parts = [noise[low:high] for low, high in spans.values()]
+        return {
+            "energy": energy,
+            "correlation": self._correlations.of(noise, past, parts),
+            "sketch": self._sketches.of(noise, spans),
+            "found": self._windows.of(noise, list(spans.values())),
+            "cells": cells,
+            "ordered": ordered(noise, spans, len(self._layers)),
+        }
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The canaries that take part in a round.
+
+    Attributes:
+        orientation: sign of every canary's direction in that round, [m]; 0 where it cannot take part.
+        signs: the same with 0 for canaries that are not in, [m].
+        directions: sum of the signed directions of those that are in, [D].
+        count: number of those that are in.
+    """
+
+    orientation: Array
+    signs: Array
+    directions: Array
+    count: int
+
+    @classmethod
+    def of(cls, orientation: Array, signs: Array, unit: Tensor) -> _Part:
+        """Canaries of directions `unit` [m, D] that are in with `signs`."""
+        chosen = torch.from_numpy(np.flatnonzero(signs))
+        directions = torch.from_numpy(signs).float()[chosen] @ unit[chosen]
+        return cls(orientation, signs, directions.double().numpy(), len(chosen))
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A plan's effect on a canary.
+
+    Attributes:
+        key: bounds, noise and released layers.
+        columns: places of the released layers.
+        scale: noise scale of every released coordinate of a layer.
+        share: s_j / sigma_j of each layer, [K]; 0 where not released.
+        multiplier: the plan's effective multiplier.
+        lengths: a canary's norm in the layer of each released coordinate, after bounding.
+        answers: a canary's answers to auxiliary queries.
+    """
+
+    key: tuple[bytes, ...]
+    columns: Columns
+    scale: Array
+    share: Array
+    multiplier: float
+    lengths: Array
+    answers: Array
+
+    @classmethod
+    def of(cls, plan: ReleasePlan, layers: LayerTable, unit: Tensor, key: tuple[bytes, ...]) -> _Measured:
+        """Bound one canary for all of them: bounding depends only on the layers' norms, which are equal.
+
+        Args:
+            plan: the plan.
+            layers: the layers.
+            unit: a canary's directions, [1, D].
+            key: see `_Measured`.
+        """
+        bound = np.where(plan.released, plan.clip, 0.0).astype(np.float32).repeat(layers.sizes)
+        update = unit * torch.from_numpy(bound)
+        block = BoundedSum.empty(plan)
+        above = 1.0 if plan.fills else _ABOVE  # levelling turns the direction of an update above the bound
+        block.add(_bounded(update, plan) if plan.bounded_by == "trainer" else above * update)
+        columns = _columns(plan, layers)
+        one, size = block.total, int(np.sum(layers.sizes[plan.indices]))
+        lengths = [
+            float(unit[0, start : start + high - low].double() @ one[low:high]) for low, high, start in columns.values()
+        ]
+        return cls(
+            key,
+            columns,
+            np.repeat(plan.sigma[plan.indices], layers.sizes[plan.indices]),
+            plan.clip / np.where(plan.released, plan.sigma, 1.0) * plan.released,
+            plan.effective_multiplier,
+            np.repeat(lengths, layers.sizes[plan.indices]),
+            one[size:].numpy().copy(),
+        )
+
+
+_INSTEAD = "`fedlgm audit` with --method distinguisher instead of canaries"
+
+
+def check_auditable(plan: ReleasePlan) -> None:
+    """Refuse a plan whose releases canaries cannot audit.
+
+    Raises:
+        ConfigError: the message gives the reason and an alternative.
+    """
+    if plan.size == 0:
+        raise ConfigError("the plan releases nothing: there is no release to audit")
+    if plan.family != "gaussian":
+        raise ConfigError(f"canary-aligned sums need Gaussian noise, but the plan has {plan.family}: use {_INSTEAD}")
+    if plan.effective_multiplier == 0:
+        raise ConfigError(f"the plan adds no noise to a released layer: use {_INSTEAD}")
+    if plan.facts.noised_by.uploads_released:
+        raise ConfigError(f"under {plan.facts.trust} trust clients' own uploads are noised: use {_INSTEAD}")
+
+
+def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
+    """Canaries already at the plan's bounds, as from a trainer; their answers to its queries are 0."""
+    zeros = [torch.zeros(len(updates), noisy.size) for noisy in plan.queries]
+    answers = [BoundedAnswer(noisy.query.name, z, 0.0) for noisy, z in zip(plan.queries, zeros, strict=True)]
+    return BoundedUpdates(updates, tuple(plan.clip.tolist()), tuple(answers))
+
+
+def _columns(plan: ReleasePlan, layers: LayerTable) -> Columns:
+    found, position = {}, 0
+    for j in (int(j) for j in plan.indices):
+        size = int(layers.sizes[j])
+        found[j] = (position, position + size, int(layers.offsets[j]))
+        position += size
+    return found
+
+
+def canary_count(size: int, rounds: int, groups: int = 1) -> int:
+    """Number of canaries that a run can hold at little cost if each takes part in `rounds` rounds.
+
+    This number gives 3,000 participations in all, unless the canaries would be too many for the coordinates or the
+    memory.
+
+    Args:
+        size: coordinates.
+        rounds: rounds that a canary takes part in.
+        groups: number of groups of canaries that take turns, one per round.
+    """
+    apart, elements = (16, 1 << 21) if groups == 1 else (10, 1 << 23)
+    return int(max(2, min(-(-3000 // rounds), 128 * groups, size // apart, elements // size)))

@@ -1,0 +1,172 @@
+"""Deterministic checks without noise: how far one client moves the whitened sum, and whether it changes the plan.
+
+The checks need no statistics and take milliseconds. They assume that the noise follows the plan, which the other
+audits test.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedlgm import privacy
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
+from fedlgm_lab.audits.result import AuditResult, Check
+from fedlgm_lab.audits.subject import Subject, World
+from fedlgm_lab.audits.whole_run import run_epsilon
+
+_ROUNDING = 1 + 1e-6
+
+
+@dataclass(frozen=True)
+class ProbeReading:
+    """The probe's findings over all neighbours tried.
+
+    Attributes:
+        ratio: largest distance of two neighbouring sums, in units of the noise, over the accounted distance.
+        changed: figures of a plan that a neighbour changed, in words; empty if there are none.
+        plan: the first round's plan.
+
+    Example:
+        >>> reading: ProbeReading = probe(Subject.of("snr-consistent", variant="published"))
+        >>> reading.pure, reading.changed
+        (False, 'bounds and noise scales')
+    """
+
+    ratio: float
+    changed: str
+    plan: ReleasePlan
+
+    @property
+    def pure(self) -> bool:
+        """Whether no neighbour changed a plan."""
+        return not self.changed
+
+
+def probe(subject: Subject) -> ProbeReading:
+    """Try the subject on neighbouring populations, in its first round and in a later one.
+
+    Example:
+        >>> reading = probe(Subject.of("snr-consistent"))
+        >>> round(reading.ratio, 3), reading.pure
+        (1.0, True)
+    """
+    ratio, changed = 0.0, ""
+    plan: ReleasePlan | None = None
+    for transcript in _transcripts(subject):
+        for one, other in subject.neighbours(transcript):
+            plan = plan or one.plan
+            changed = _difference(one.plan, other.plan) or changed
+            ratio = max(ratio, distance(one, other) * _accounted(one.plan))
+    assert plan is not None
+    return ProbeReading(ratio, changed, plan)
+
+
+def distance(one: World, other: World) -> float:
+    """Norm of the sums' difference in units of the first plan's noise: l2 for Gaussian, l1 for Laplace noise.
+
+    Example:
+        >>> subject = Subject.of("snr-consistent")
+        >>> one, other = next(iter(subject.neighbours(subject.start)))
+        >>> 0 < distance(one, other) * one.plan.effective_multiplier <= 1
+        True
+    """
+    if one.plan.size != other.plan.size:
+        return math.inf
+    difference = (one.total - other.total).abs().double().numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whitened = np.where(difference > 0, difference / one.plan.scales, 0.0)
+    return float(np.linalg.norm(whitened, 2 if one.plan.family == "gaussian" else 1))
+
+
+def checks(reading: ProbeReading) -> tuple[Check, ...]:
+    """The reading as checks: whitened sensitivity and plan purity.
+
+    Example:
+        >>> [check.passed for check in checks(probe(Subject.of("snr-consistent", variant="published")))]
+        [True, False]
+    """
+    claims = reading.plan.protected or reading.plan.claim is not None
+    unit = reading.plan.guarantee.unit
+    return (
+        Check(
+            "whitened sensitivity",
+            reading.ratio <= _ROUNDING or not claims,
+            f"one {unit} moves the sum by {reading.ratio:.6g} of what is accounted for"
+            if claims
+            else "nothing is claimed",
+        ),
+        Check(
+            "plan purity",
+            reading.pure,
+            f"no {unit}'s data changes the plan" if reading.pure else f"one {unit}'s data changes {reading.changed}",
+        ),
+    )
+
+
+def audit_by_probe(subject: Subject, reading: ProbeReading) -> AuditResult:
+    """Lower bound from the probe's reading; exact if the noise is as planned.
+
+    Example:
+        >>> subject = Subject.of("snr-consistent", epsilon=1.0)
+        >>> result = audit_by_probe(subject, probe(subject))
+        >>> result.passed, 0.99 < result.epsilon_lower <= result.epsilon_reported
+        (True, True)
+    """
+    return AuditResult(
+        subject=subject.name,
+        method="probe",
+        epsilon_lower=_epsilon(subject, reading),
+        epsilon_reported=subject.reported(reading.plan),
+        delta=subject.delta,
+        confidence=1.0,
+        guarantee=reading.plan.guarantee.sentence(noise_reproducible=False),
+        checks=checks(reading),
+    )
+
+
+def _epsilon(subject: Subject, reading: ProbeReading) -> float:
+    plan, ratio = reading.plan, reading.ratio
+    if ratio <= _ROUNDING:
+        ratio = min(ratio, 1.0)
+    if ratio == 0:
+        return 0.0
+    if math.isinf(ratio) or plan.effective_multiplier == 0:
+        return math.inf
+    run, multipliers = subject.facts.run, subject.charged(plan)
+    if run is not None:
+        return run_epsilon(run, 1.0 / multipliers, ratio, subject.delta)
+    events = subject.facts.process.events(plan, multipliers / ratio)
+    exact = [(privacy.events.as_gaussian(event), count) for event, count in events]
+    return privacy.accounting.composed_epsilon(exact, subject.delta)
+
+
+def _accounted(plan: ReleasePlan) -> float:
+    """1 / accounted distance; 1 if the plan accounts for nothing (then any distance is too large)."""
+    factor = SENSITIVITY_FACTOR[plan.facts.relation]
+    multiplier = plan.effective_multiplier
+    if multiplier == 0 and not plan.protected:
+        multiplier = plan.facts.noise_multiplier
+    return multiplier / factor if multiplier > 0 else 1.0
+
+
+def _difference(one: ReleasePlan, other: ReleasePlan) -> str:
+    """Which of the plan's figures differ, in words; empty if the plans are equal bit by bit."""
+    if one.to_json() == other.to_json() and one.denominator == other.denominator:
+        return ""
+    names = {
+        "the released layers": (one.released, other.released),
+        "bounds": (one.clip, other.clip),
+        "noise scales": (one.sigma, other.sigma),
+        "the denominator": (np.array(one.denominator), np.array(other.denominator)),
+    }
+    found = [name for name, (a, b) in names.items() if a.shape != b.shape or not np.array_equal(a, b)]
+    return " and ".join(found) or "the plan"
+
+
+def _transcripts(subject: Subject) -> list[Transcript]:
+    return [subject.start] if subject.private_plan else [subject.start, subject.later()]

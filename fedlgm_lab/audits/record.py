@@ -1,0 +1,104 @@
+"""The canaries' observations of a run, from which its bounds are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from fedlgm.errors import ConfigError
+from fedlgm_lab.audits.scores import Array, Flags
+
+Presence = Literal["release", "run"]
+
+
+@dataclass(frozen=True)
+class CanaryRecord:
+    """Observations over T rounds with m canaries and K layers.
+
+    A layer's *canary-aligned sum* is <u_ij, (release - clients' sum) / sigma_j>, with u_ij the canary's unit direction
+    in this layer.
+
+    Attributes:
+        round: number of each round, from 1, [T].
+        layer_aligned: canary-aligned sums of each layer, with the other canaries' known contributions subtracted, [T,
+            m, K]; NaN where not released.
+        layer_signal: s_j / sigma_j of each layer, [T, K]; 0 where not released.
+        signs: +1 or -1 where the canary was in (times its direction), 0 where not, [T, m].
+        orientation: the direction's sign in that round, whether or not the canary was in, [T, m]; 0 where a canary of
+            a run whose rounds are one mechanism could not take part.
+        length: squared length of the sum of the round's signed directions in each layer, [T, K].
+        energy: mean square of the noise (whitened, where it is correlated) in each layer, in units of the plan's,
+            [T, K]; NaN where not released.
+        correlation: largest significance |z| of a correlation of that noise with earlier rounds' and with other
+            layers', and the correlation itself, [T, 2].
+        sketch: sketch of that noise in each layer, see `repeats.Sketches`, [T, K, width]; NaN where not released.
+        found: most significant |z| of a window of earlier noise in that noise, its cosine, and the number of windows
+            tried, [T, 3].
+        cells: number of that noise's values in each cell of the normal law, [T, K, cells].
+        ordered: sorted absolute values of that noise at fixed ranks, see `order.ordered`, [T, K + 1, ranks].
+        multipliers: the plan's effective multiplier of each round, [T].
+        raw: sums of all layers with nothing subtracted: functions of the release alone, [T, m]; empty if
+            canaries have a coin per round.
+        member: whether the canary's coin put it into the run, bool [m].
+        rate: probability that an included canary takes part in a round.
+        presence: "release" (a coin per round) or "run" (a coin per run).
+    """
+
+    round: Array
+    layer_aligned: Array
+    layer_signal: Array
+    signs: Array
+    orientation: Array
+    length: Array
+    energy: Array
+    correlation: Array
+    sketch: Array
+    found: Array
+    cells: Array
+    ordered: Array
+    multipliers: Array
+    raw: Array
+    member: Flags
+    rate: float
+    presence: Presence
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        member: Flags,
+        rate: float = 1.0,
+        presence: Presence = "release",
+    ) -> CanaryRecord:
+        """Record of rounds, from `Canaries.rows` or stored ones.
+
+        Raises:
+            ConfigError: there are no rows, or rows are incomplete.
+        """
+        if not rows:
+            raise ConfigError("nothing was released while the canaries watched: there is nothing to audit")
+        names = [field.name for field in fields(cls) if field.name not in ("member", "rate", "presence")]
+        try:
+            values = {name: np.stack([np.asarray(row[name], dtype=np.float64) for row in rows]) for name in names}
+        except (KeyError, ValueError) as error:
+            raise ConfigError(f"the canaries' record is damaged: {error}") from error
+        return cls(**values, member=member, rate=rate, presence=presence)
+
+    @cached_property
+    def signal(self) -> Array:
+        """Planned mu of each round, [T]."""
+        return np.linalg.norm(self.layer_signal, axis=1)
+
+    @cached_property
+    def weights(self) -> Array:
+        """Weight of each layer in a whole canary-aligned sum, with squares that add up to 1, [T, K]."""
+        return self.layer_signal / self.signal[:, None]
+
+    @cached_property
+    def aligned(self) -> Array:
+        """Canary-aligned sums of all released layers together, [T, m]."""
+        return np.nansum(self.layer_aligned * self.weights[:, None], axis=2)

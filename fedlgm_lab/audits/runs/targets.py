@@ -1,0 +1,242 @@
+"""Targets of `fedlgm audit`: a mechanism's name, a recipe, or the folder of a finished run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedlgm import mechanisms
+from fedlgm.errors import ConfigError, RunError, alternatives
+from fedlgm.extension.loader import is_reference
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import fingerprint, release
+from fedlgm.noise.run_noise import RunNoise
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.privacy.ledger import SERVER, Ledger
+from fedlgm_lab.audits import Audit, AuditResult, Canaries, Check, Subject, audit_record
+from fedlgm_lab.audits.audit import Progress, plenty
+from fedlgm_lab.audits.probe import checks, probe
+from fedlgm_lab.audits.runs.canaries import audit_stored, run_reported
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
+from simulations.config.decided import settled
+from simulations.config.overrides import override
+from simulations.config.own import Own
+from simulations.runs.folder import RunFolder
+from simulations.runs.rows import FullRow, RunSummary
+
+Kind = Literal["mechanism", "recipe", "run"]
+
+
+def kind_of(target: str) -> Kind:
+    """Kind of a target.
+
+    Raises:
+        ConfigError: it is none of the three.
+    """
+    if target in mechanisms.names(None):
+        return "mechanism"
+    path = Path(target)
+    if path.is_dir():
+        RunFolder.open(path)
+        return "run"
+    if target in recipes.names() or path.is_file():
+        return "recipe"
+    if is_reference(target):  # after paths, which may have a colon in them, too
+        return "mechanism"
+    similar = alternatives(target, [*mechanisms.names(None), *recipes.names()])
+    hint = similar if similar.endswith("?") else "`fedlgm doctor` lists mechanisms and recipes"
+    raise ConfigError(f"nothing to audit at {target!r}: neither a mechanism, nor a recipe, nor a run's folder; {hint}")
+
+
+def audit_mechanism(
+    name: str,
+    audit: Audit,
+    *,
+    variant: str | None = None,
+    overrides: Sequence[str] = (),
+    progress: Progress | None = None,
+    **facts: Any,
+) -> AuditResult:
+    """Audit a registered mechanism on a small model and artificial updates.
+
+    Args:
+        name: name of the mechanism.
+        audit: settings of the audit.
+        variant: "sound" or "published"; default: sound.
+        overrides: options of the mechanism as "option=value" (TOML values), with or without "mechanism." in front.
+        progress: called with (done, all).
+        facts: epsilon, delta, rounds and rate of the run for which the mechanism is calibrated (see `Subject.of`).
+
+    Raises:
+        ConfigError: a variant or option is unknown, or the mechanism lacks the variant.
+    """
+    raw: dict[str, Any] = {"mechanism": {"name": name}}
+    override(raw, [text if text.startswith("mechanism.") else f"mechanism.{text}" for text in overrides])
+    options = {key: value for key, value in raw["mechanism"].items() if key not in ("name", "variant")}
+    chosen = variant or str(raw["mechanism"].get("variant", "sound"))
+    return audit.mechanism(Subject.of(name, chosen, **facts, **options), progress)
+
+
+def audit_recipe(
+    recipe: str,
+    audit: Audit,
+    *,
+    variant: str | None = None,
+    overrides: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> AuditResult:
+    """Audit what a recipe would release: its layers, plans and noise, without training.
+
+    Args:
+        recipe: bundled name or path.
+        audit: settings of the audit.
+        variant: overrides mechanism.variant.
+        overrides: "section.key=value".
+        progress: called with (done, all).
+    """
+    extra = [*overrides, *([f"mechanism.variant={variant}"] if variant else [])]
+    assembly = Assembly(settled(recipes.load(recipe, extra)))
+    _refuse_own_steps(assembly)
+    return audit.mechanism(subject_of(assembly, f"recipe {assembly.recipe.name}"), progress)
+
+
+def _refuse_own_steps(assembly: Assembly) -> None:
+    """Refuse clients that noise their own steps; the command in the message audits one client's steps as releases."""
+    recipe = assembly.recipe
+    if recipe.training.sampling_rate is None:  # which only local steps have
+        return
+    facts, mechanism = assembly.facts, recipe.mechanism
+    epsilon, delta = facts.budget()
+    steps = facts.releases * (facts.steps.count if facts.steps else 1)
+    options = [f"--set {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in mechanism.options.items()]
+    command = (
+        f"fedlgm audit {mechanism.name} --epsilon {epsilon:g} --delta {delta:g} --rounds {steps} "
+        f"--rate {recipe.training.sampling_rate:g}"
+    )
+    raise ConfigError(
+        f"{recipe.name}: its clients add noise to every local step and send only the sum of the steps, so there is no "
+        f"single release to audit; audit the steps of one client: {' '.join([command, *options])}"
+    )
+
+
+def subject_of(assembly: Assembly, name: str) -> Subject:
+    """A recipe's mechanism in the recipe's own setting."""
+    label = f"{name} ({assembly.mechanism.name}, {assembly.mechanism.variant})"
+    return Subject(label, assembly.method)
+
+
+def audit_run(
+    run: Path | str, audit: Audit, *, progress: Progress | None = None, own: Own | None = None
+) -> AuditResult:
+    """Audit a finished run by its canaries, or by drawing its noise again from its seed.
+
+    A seeded run's noise is drawn again for every round from the recorded plans, and canaries are added to the sums.
+    The ledger shows whether this is the noise that was charged. If canaries do not fit the releases (Laplace noise,
+    local trust, plans from private data), the recipe's mechanism is audited.
+
+    Args:
+        run: the run's folder.
+        audit: settings of the audit; "auto" or "one-run-gaussian" for the run's own noise, any other method for its
+            recipe's mechanism.
+        progress: called with (done, all).
+        own: the objects that the run was given in Python.
+
+    Raises:
+        RunError: the run is not finished, has neither canaries nor a seed, or was given objects that are not passed
+            again; the message gives the remedy.
+    """
+    started = time.perf_counter()
+    folder = RunFolder.open(run)
+    _refuse_own_steps(Assembly(folder.recipe(), own or Own()))
+    result = folder.finished()
+    objects, given = folder.provenance.read().get("objects"), own or Own()
+    if objects and not given:
+        names = ", ".join(what for what in objects if what in vars(given))
+        raise RunError(
+            f"{run} was given Python objects ({names}), which a run folder does not hold: audit it in Python with "
+            f"simulations.resume({str(run)!r}, ...).audit(), passing those objects in place of the dots"
+        )
+    assembly = Assembly(folder.recipe(), given)
+    folder.provenance.check_objects(given.fingerprints(assembly.module(), assembly.partition) if given else {})
+    subject = subject_of(assembly, f"run {folder.path}")
+    canaries = audit.method in ("auto", "one-run-gaussian")
+    if canaries and list(folder.canaries):
+        found = audit_stored(assembly, folder, result, confidence=audit.confidence)
+        found = dataclasses.replace(found, checks=(*checks(probe(subject)), *found.checks))
+    elif not canaries or not subject.alignable:
+        return audit.mechanism(subject, progress)
+    elif assembly.recipe.run.seed is None:
+        raise RunError(
+            f"{run} drew its noise from the operating system and had no canaries, so it cannot be drawn again. "
+            "Run it again with --set run.audit=true (canaries in the run) or with --seed N (noise that can be drawn "
+            "again), then audit that run"
+        )
+    else:
+        found = _replayed(assembly, folder, result, subject, audit, progress)
+    return dataclasses.replace(found, seconds=time.perf_counter() - started)
+
+
+def _replayed(
+    assembly: Assembly,
+    folder: RunFolder,
+    result: RunSummary,
+    subject: Subject,
+    audit: Audit,
+    progress: Progress | None,
+) -> AuditResult:
+    """Canaries in a seeded run's own noise."""
+    layers, recipe = assembly.layers, assembly.recipe
+    keys = KeyRing.from_seed(recipe.run.seed)
+    rows = folder.every_row(result)
+    count = audit.canaries or plenty(layers.size, -(-len(rows) // (assembly.facts.sampling.separation or 1)))
+    canaries = Canaries(layers, count, KeyRing.from_seed(audit.seed).derive(b"canaries"))
+    first = assembly.method.plan(assembly.start())
+    with Ledger(folder.ledger_file) as ledger:  # for reading: an auditor's copy may be read-only
+        charged = ledger.noise_keys()
+    unknown, run_noise = 0, RunNoise()
+    for number, row in enumerate(rows, start=1):
+        if progress is not None:
+            progress(number, len(rows))
+        plan, round_ = _recorded_plan(first, row), int(row["round"])
+        if plan.size == 0 and plan.facts.noise is None:
+            continue
+        unknown += (round_, SERVER, fingerprint(keys, round_, SERVER, assembly.noise_backend)) not in charged
+        total = torch.zeros(plan.size, dtype=torch.float64)
+        watched = plan.size > 0  # correlated noise goes on where nothing is released
+        if watched:
+            canaries.insert(round_, plan, total)
+        release(total, plan, keys, round_, backend=assembly.noise_backend, run_noise=run_noise)
+        if watched:
+            canaries.observe(round_, plan, total)
+    record = canaries.record()
+    reported = run_reported(assembly, f"run {folder.path}", result)
+    found = audit_record(record, layers, reported, confidence=audit.confidence)
+    named = Check(
+        "noise on the ledger",
+        unknown == 0,
+        f"{unknown} rounds drew noise that is missing from the ledger" if unknown else "it names every round's noise",
+    )
+    return dataclasses.replace(found, checks=(*checks(probe(subject)), *found.checks, named))
+
+
+def _recorded_plan(first: ReleasePlan, row: FullRow) -> ReleasePlan:
+    """The plan of a finished round, from its row of metrics; other values are the same in all rounds."""
+    scales = [float("inf") if value is None else float(value) for value in row["sigma"]]
+    return dataclasses.replace(
+        first,
+        clip=np.array(row["clip"]),
+        sigma=np.array(scales),
+        released=np.isfinite(scales),
+        queries=() if row.get("skipped") else first.queries,
+        position=None if first.position is None else int(row["round"]) - 1,  # type: ignore[call-overload]
+        notes={},
+    )

@@ -1,0 +1,105 @@
+"""Scores of canaries, and the checks that every bound makes of its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlgm.errors import ConfigError, check_below_one
+from fedlgm.extension.loader import named_arguments
+
+Array = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+CONFIDENCE = 0.999
+"""Default confidence, at which on average one audit of sound releases in a thousand raises a false alarm."""
+XTOL = 1e-9  # of the roots that bounds are
+
+
+@named_arguments
+@dataclass(frozen=True)
+class Scores:
+    """Scores of canaries.
+
+    Attributes:
+        inside: scores of canaries that were in, [n].
+        outside: scores of canaries that were left out, [k].
+
+    Raises:
+        ConfigError: the scores are not a list of numbers, are empty, or contain NaN.
+
+    Example:
+        >>> scores = Scores(inside=[2.0, 3.0, 4.0], outside=[1.0, 2.5])
+        >>> scores.count
+        5
+    """
+
+    inside: Array
+    outside: Array
+
+    def __post_init__(self) -> None:
+        for name in ("inside", "outside"):
+            values = np.asarray(getattr(self, name), dtype=np.float64)
+            if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
+                raise ConfigError(f"scores {name} must be a non-empty list of numbers, got shape {values.shape}")
+            object.__setattr__(self, name, values)
+
+    @property
+    def count(self) -> int:
+        """Number m of canaries, in and out."""
+        return self.inside.size + self.outside.size
+
+    def split(self, seed: int | None = None) -> tuple[Scores, Scores]:
+        """Two halves drawn at random, of the scores in and out.
+
+        Raises:
+            ConfigError: a part would be empty.
+        """
+        rng = np.random.default_rng(seed)
+        halves = []
+        for values in (self.inside, self.outside):
+            order, cut = rng.permutation(values.size), values.size // 2
+            halves.append((values[order[:cut]], values[order[cut:]]))
+        if any(part.size == 0 for half in halves for part in half):
+            raise ConfigError(
+                f"too few scores to split: {self.inside.size} of included and {self.outside.size} of excluded canaries"
+            )
+        return Scores(halves[0][0], halves[1][0]), Scores(halves[0][1], halves[1][1])
+
+    def frontier(self) -> tuple[Array, Counts, Counts]:
+        """Thresholds at the corners of the concave hull of the ROC curve, and scores out and in below each."""
+        thresholds = np.append(np.union1d(self.inside, self.outside), np.inf)
+        missed = np.searchsorted(np.sort(self.inside), thresholds, side="left")
+        rejected = np.searchsorted(np.sort(self.outside), thresholds, side="left")
+        corners = _hull(missed, rejected)
+        return thresholds[corners], rejected[corners], missed[corners]
+
+
+def _hull(x: Counts, y: Counts) -> Counts:
+    """Indices of points that do not lie on or below a segment between two others; x ascending."""
+    indices = np.arange(len(x))
+    while len(indices) > 2:
+        dx, dy = np.diff(x[indices]), np.diff(y[indices])
+        inner = dy[:-1] * dx[1:] - dy[1:] * dx[:-1] > 0
+        if inner.all():
+            break
+        indices = indices[np.r_[True, inner, True]]
+    return indices
+
+
+def check(delta: float, confidence: float) -> None:
+    """Refuse a delta or a confidence outside its range.
+
+    Raises:
+        ConfigError: the message names it.
+    """
+    check_below_one(delta=delta)
+    check_confidence(confidence)
+
+
+def check_confidence(confidence: float) -> None:
+    """Refuse a confidence outside (0.5, 1) with a ConfigError."""
+    if not 0.5 < confidence < 1:
+        raise ConfigError(f"confidence must lie in (0.5, 1), got {confidence}")

@@ -1,0 +1,336 @@
+"""The subject of an audit: a mechanism in a run's public setting, and neighbouring populations on which it is tried.
+
+Plan, `BoundedSum` and `release` are the library's own. Only the clients' updates are artificial, since an audit
+searches for the worst case of a client's data. If the unit is an example, an "update" is an example's gradient, which
+the mechanism's scaling bounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm import mechanisms, privacy
+from fedlgm.aggregation import BoundedSum
+from fedlgm.aggregation.contributions import AnsweredUpdates, Updates
+from fedlgm.errors import ConfigError
+from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateSums, UsesPrivateUpdates
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism
+from fedlgm.mechanisms.method import Method
+from fedlgm.noise.draws import NoiseBackend
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import release
+from fedlgm.planning.clipping import LEAST_CLIP
+from fedlgm.planning.facts import LocalTraining, RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.transcript import Transcript
+from fedlgm.training.example_level.bounding import bound_gradients, scaled_sum
+
+LAYERS = {"first": 400, "second": 1600, "last": 100}
+"""Sizes of the model on which mechanisms are tried by default."""
+_ABOVE = 8.0  # raw updates over their bounds
+_ANSWER = 1e6  # far above any bound
+_ROUNDS = 4
+_CLIENTS = 7  # an odd number: one client decides where a median lies
+_BATCH, _ANGLE, _CANARY = 100, 0.01, 10.0  # examples that agree, and one whose gradient is ten times the bound
+
+
+@dataclass(frozen=True)
+class World:
+    """One of two neighbouring populations in one round.
+
+    Attributes:
+        plan: the plan of its release.
+        total: its exact bounded sum (under local trust the target's own contribution), [plan.size].
+    """
+
+    plan: ReleasePlan
+    total: Tensor
+
+    def released(self, keys: KeyRing, round: int = 1, backend: NoiseBackend = "cpu") -> Tensor:
+        """One release of its sum, through the public path, [plan.size]."""
+        plan, noised_by = self.plan, self.plan.facts.noised_by
+        found = noised_by.observed(self.total, plan, keys, round, backend)
+        return release(self.total.clone(), plan, keys, round, noised_by.party(0), backend) if found is None else found
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A mechanism to audit, with the run for which it is made.
+
+    Attributes:
+        name: its name in reports.
+        method: mechanism, layers and facts.
+        seed: seed of the artificial updates.
+
+    Example:
+        >>> subject = Subject.of("snr-consistent", epsilon=1.0)
+        >>> subject.reported(subject.method.plan(subject.start)) <= 1.0
+        True
+    """
+
+    name: str
+    method: Method
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise ConfigError(
+                f"method must be a fedlgm.mechanisms.method.Method, which Subject.of makes; got {self.method!r}"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        name: str | Mechanism,
+        variant: str = "sound",
+        *,
+        epsilon: float = 4.0,
+        delta: float = 1e-5,
+        rounds: int | None = None,
+        rate: float = 1.0,
+        layers: LayerTable | None = None,
+        **options: Any,
+    ) -> Subject:
+        """A mechanism, calibrated for a small run.
+
+        Args:
+            name: name of a registered mechanism, "package.module:Class", or an object.
+            variant: "sound" or "published"; variants that plan from a client's own update run under local trust.
+            epsilon: budget of the run.
+            delta: its delta.
+            rounds: its rounds; None for a few, or for one if only single releases can be audited (Laplace noise, no
+                noise, variants that are not private).
+            rate: Poisson sampling rate.
+            layers: layers of the model; by default three of very different sizes.
+            options: options of the mechanism.
+
+        Raises:
+            ConfigError: a name, variant or option is unknown, or a value is outside its range.
+        """
+        if isinstance(name, Mechanism):
+            mechanism, label = name, name.name
+        else:
+            if variant == "published" and "clip" in mechanisms.options(name):
+                options.setdefault("clip", "med")  # what is published and not private there is only MedClip
+            mechanism = mechanisms.get(name, variant=variant, **options)
+            label = name if variant == "sound" else f"{name} ({variant})"
+        local = isinstance(mechanism, UsesPrivateUpdates)
+        table = mechanism.table(layers or LayerTable.from_sizes(LAYERS))
+        facts = RunFacts(
+            0.0,
+            Sampling("poisson", 10 * _CLIENTS, 1.0 if local else rate),
+            "replace-one" if local else "add-remove",
+            "local" if local else "central",
+            rounds or _ROUNDS,
+            epsilon=epsilon,
+            delta=delta,
+            training=LocalTraining(gradient_clip=1.0),
+        )
+        method = Method.calibrated(mechanism, table, facts)
+        subject = cls(label, method)
+        if rounds is None and not subject.alignable:
+            once = Method.calibrated(mechanism, table, dataclasses.replace(facts, rounds=1))
+            subject = dataclasses.replace(subject, method=once)
+        return subject
+
+    @property
+    def layers(self) -> LayerTable:
+        """The layers as the mechanism sees them."""
+        return self.method.layers
+
+    @property
+    def facts(self) -> RunFacts:
+        """The run's public facts."""
+        return self.method.facts
+
+    @property
+    def delta(self) -> float:
+        """Delta at which epsilons are stated."""
+        return self.facts.budget()[1]
+
+    @property
+    def private_plan(self) -> bool:
+        """Whether the plan itself depends on private data, as in published variants that are not private."""
+        return isinstance(self.method.mechanism, (UsesPrivateNorms, UsesPrivateUpdates))
+
+    @property
+    def examples(self) -> bool:
+        """Whether the unit is an example, which the mechanism's scaling bounds."""
+        return isinstance(self.method.mechanism, BoundsExamples)
+
+    @cached_property
+    def alignable(self) -> bool:
+        """Whether canary-aligned sums fit the releases: public plans, Gaussian noise, central trust."""
+        if self.private_plan or self.facts.noised_by.uploads_released:
+            return False
+        plan = self.method.plan(self.start)
+        return plan.family == "gaussian" and plan.effective_multiplier > 0 and plan.size > 0
+
+    # -- plans ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def start(self) -> Transcript:
+        """Transcript before the first round: a random public model."""
+        return Transcript.start(torch.randn(self.layers.size, generator=self._generator(1)))
+
+    def later(self) -> Transcript:
+        """A transcript after one round, such as an adaptive mechanism may read."""
+        start = self.start
+        if self.private_plan:
+            return start
+        first = self.method.plan(start)
+        generator = self._generator(2)
+        mean = 0.05 * torch.randn(first.size, generator=generator)
+        return start.extend(start.models[-1] + 0.1 * torch.randn(self.layers.size, generator=generator), mean, first)
+
+    def plan(self, transcript: Transcript, updates: list[Tensor]) -> ReleasePlan:
+        """The round's plan for clients with these updates, which sound mechanisms never see."""
+        mechanism = self.method.mechanism
+        if isinstance(mechanism, UsesPrivateSums) and (looks := mechanism.looks(len(self.layers))):
+            gradients = torch.stack(updates)
+            sums = [scaled_sum(gradients, scaling, self.layers)[0] for scaling in looks]
+            figures = mechanism.figures(self.layers, sums, len(updates))
+            return mechanism.plan_from_private_norms(self.layers, self.facts, figures)
+        if isinstance(mechanism, UsesPrivateNorms):
+            norms = np.stack([self.layers.norms(update).numpy() for update in updates])
+            return mechanism.plan_from_private_norms(self.layers, self.facts, norms)
+        plan = self.method.plan(transcript)
+        if isinstance(mechanism, UsesPrivateUpdates):  # each client's own; the target comes last
+            plan, _ = mechanism.plan_from_private_update(plan, updates[-1], transcript.models[-1])
+        return plan
+
+    def world(self, transcript: Transcript, updates: list[Tensor], base: World | None = None) -> World:
+        """A population with these updates, the target's last; `base` is the same without the target, if known."""
+        plan = self.plan(transcript, updates)
+        if plan.size == 0:
+            raise ConfigError(f"{self.name} releases nothing here: there is no release to audit")
+        alone = plan.facts.noised_by.uploads_released
+        block = BoundedSum.empty(plan)
+        if base is not None and not alone and plan.to_json() == base.plan.to_json():
+            block.total.copy_(base.total)
+            alone = True
+        self.add(block, updates[-1:] if alone else updates)
+        return World(plan, block.total)
+
+    def add(self, block: BoundedSum, updates: list[Tensor]) -> None:
+        """Add raw updates to a sum under the plan for which it was made; gradients of examples form one batch."""
+        mechanism = self.method.mechanism
+        if isinstance(mechanism, BoundsExamples):
+            block.add(bound_gradients(torch.stack(updates), mechanism.scaling(block.plan), block.plan))
+            return
+        for update in updates:
+            block.add(self._answered(update, block.plan))
+
+    @staticmethod
+    def _answered(update: Tensor, plan: ReleasePlan) -> Updates:
+        """An update with the largest answers to queries of data: a client could answer anything."""
+        answer = math.copysign(_ANSWER, float(update.sum()))
+        asked = [noisy for noisy in plan.queries if noisy.query.of_data]
+        answers = {noisy.query.name: torch.full((1, noisy.size), answer) for noisy in asked}
+        return AnsweredUpdates(update[None], answers) if answers else update
+
+    def neighbours(self, transcript: Transcript) -> Iterator[tuple[World, World]]:
+        """Pairs of populations that differ in one client: with the target, and without it or with another client."""
+        for others in self._populations():
+            base = self.world(transcript, others)
+            for target in self._targets():
+                if self.facts.relation == "replace-one":
+                    for instead in (-target, target / 100):
+                        pair = (self.world(transcript, [*others, update], base) for update in (target, instead))
+                        yield next(pair), next(pair)
+                else:
+                    yield self.world(transcript, [*others, target], base), base
+
+    def multipliers(self, plan: ReleasePlan) -> np.ndarray:
+        """Effective noise multiplier of every round, float64 [rounds], from that of a first plan."""
+        costs = self.method.mechanism.costs(self.layers, self.facts.rounds)
+        return plan.effective_multiplier * np.sqrt(costs[0] / costs)
+
+    def charged(self, plan: ReleasePlan) -> np.ndarray:
+        """Multipliers of the releases that can contain one unit's data, the costliest if a cap leaves some out."""
+        multipliers = self.multipliers(plan)
+        return multipliers if self.facts.run is not None else np.sort(multipliers)[: self.facts.releases]
+
+    def reported(self, plan: ReleasePlan, whole: bool = True) -> float:
+        """Reported epsilon: the proven one, or else the claimed one, or else `inf`.
+
+        Args:
+            plan: the first round's plan.
+            whole: all releases of a unit, with the run's sampling; otherwise one in which every client takes part.
+        """
+        multipliers = self.charged(plan) if whole else self.multipliers(plan)[:1]
+        if not plan.protected:
+            if plan.claim is None:
+                return math.inf
+            if "epsilon" in plan.claim:
+                return len(multipliers) * float(plan.claim["epsilon"])
+            event = privacy.events.decode(plan.claim["event"])
+            return privacy.accounting.composed_epsilon([(event, len(multipliers))], self.delta, self.facts.accountant)
+        events = self.facts.process.events(plan, multipliers, whole)
+        return privacy.accounting.composed_epsilon(events, self.delta, self.facts.accountant)
+
+    # -- made-up updates -----------------------------------------------------------------------------------------------
+
+    def _generator(self, number: int) -> torch.Generator:
+        return torch.Generator().manual_seed(1000 * self.seed + number)
+
+    def _reach(self) -> np.ndarray:
+        """Norm of each layer in an update that its bound clips; without bounds, a norm that training can reach."""
+        clip = np.full(len(self.layers), np.inf)
+        if self.examples or not isinstance(self.method.mechanism, UsesPrivateNorms):
+            clip = self.method.plan(self.start).clip
+        training = self.facts.training
+        free = training.lr * training.epochs * (training.gradient_clip or 1.0) / math.sqrt(len(self.layers))
+        return np.where(np.isfinite(clip), np.maximum(_ABOVE * clip, LEAST_CLIP), free)
+
+    def _targets(self) -> Iterator[Tensor]:
+        """Updates of the target: in all layers, in one coordinate of each, in one layer only."""
+        reach, widths = self._reach(), self.layers.sizes
+        spread = np.repeat(reach / np.sqrt(widths), widths)
+        signs = torch.randint(0, 2, (self.layers.size,), generator=self._generator(3)) * 2.0 - 1.0
+        yield torch.from_numpy(spread).float() * signs
+        corners = np.zeros(self.layers.size)
+        corners[self.layers.offsets[:-1]] = reach
+        yield torch.from_numpy(corners).float()
+        order = np.argsort(widths)
+        for j in sorted({0, len(widths) - 1, int(order[0]), int(order[-1])}):
+            alone = np.zeros(self.layers.size)
+            alone[self.layers.offsets[j] : self.layers.offsets[j + 1]] = reach[j] / math.sqrt(widths[j])
+            yield torch.from_numpy(alone).float()
+        if self.examples and len(widths) > 1:
+            yield self._alone(1, _CANARY * float(np.linalg.norm(reach) / _ABOVE))
+
+    def _alone(self, layer: int, length: float) -> Tensor:
+        """An update of one layer, along its first coordinate."""
+        update = torch.zeros(self.layers.size)
+        update[int(self.layers.offsets[layer])] = length
+        return update
+
+    def _populations(self) -> Iterator[list[Tensor]]:
+        """The other clients: similar, or in two halves that differ in their first layer (one client sets medians)."""
+        reach, widths = self._reach() / _ABOVE, self.layers.sizes
+        generator = self._generator(4)
+        scale = torch.from_numpy(np.repeat(reach / np.sqrt(widths), widths)).float()
+        yield [scale * torch.randn(self.layers.size, generator=generator) for _ in range(_CLIENTS - 1)]
+        first = int(widths[0])
+        halves = []
+        for client in range(_CLIENTS - 1):
+            update = scale.clone()
+            update[:first] *= 1.0 if client < _CLIENTS // 2 else 3.0
+            halves.append(update)
+        yield halves
+        if self.examples and len(widths) > 1:
+            # Examples that agree, nearly all in their first layer: weights of the batch hang on one of the second.
+            bound = float(np.linalg.norm(reach))
+            agreed = self._alone(0, bound * math.cos(_ANGLE)) + self._alone(1, bound * math.sin(_ANGLE))
+            yield [agreed] * _BATCH

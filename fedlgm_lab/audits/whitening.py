@@ -1,0 +1,84 @@
+"""The independent noise z behind noise that is correlated over rounds: z = C w, round by round or afterwards.
+
+Under the plan the noise of round t is sigma_j w_t with C w = z and z independent N(0, 1). Multiplication of the
+releases by C gives a release with independent noise, in which a client that takes part in the rounds pi contributes C
+1_pi times its bound (`privacy.whole_run`). C is lower triangular, so the first rounds can be whitened without the
+later ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from scipy.signal import lfilter
+
+from fedlgm.noise.correlation import Correlation
+from fedlgm_lab.audits.scores import Array, Flags
+
+
+def whitened(correlation: Correlation, rows: Array) -> Array:
+    """C applied to rows 0, 1, ... of a run, [T, ...].
+
+    Example:
+        >>> from fedlgm import correlation
+        >>> c = correlation.get("square-root", 3, bands=2)
+        >>> np.allclose(whitened(c, c.inverse()), np.eye(3))
+        True
+    """
+    return lfilter(correlation.coefficients[: len(rows)], [1.0], rows, axis=0)
+
+
+def whitenable(correlation: Correlation, seen: Flags) -> Flags:
+    """Rounds whose whitened row depends only on observed rounds, bool [T]."""
+    reach = np.ones(len(correlation.coefficients[: len(seen)]))
+    return np.convolve(~seen, reach)[: len(seen)] == 0
+
+
+def kept(correlation: Correlation | None) -> int:
+    """Number of vectors that `Whitening` keeps for later rounds; 1 for independent noise."""
+    if correlation is None or correlation.is_independent:
+        return 1
+    return len(correlation.decays) if correlation.bands is None else correlation.bands - 1
+
+
+class Whitening:
+    """Computes C w round by round, from the earlier vectors w (or the buffers).
+
+    Args:
+        correlation: C.
+        size: number n of values per round.
+    """
+
+    def __init__(self, correlation: Correlation, size: int) -> None:
+        self._correlation, self._size = correlation, size
+        self._done = 0
+        self._past: deque[Array] = deque(maxlen=kept(correlation))
+        self._buffers = np.zeros((len(correlation.decays), size))
+
+    def next(self, round: int, w: Array) -> tuple[Array, list[Array]]:
+        """Whitened noise of a round (from 1), and the vectors of earlier rounds that it is independent of.
+
+        Args:
+            round: its number; skipped rounds count as not observed.
+            w: the round's noise, [n]; NaN where it was not observed. Whitened values that depend on these are also
+                NaN.
+        """
+        for _ in range(min(round - 1 - self._done, len(self._correlation.coefficients))):
+            self._step(np.full(self._size, np.nan))
+        self._done = round
+        return self._step(w)
+
+    def _step(self, w: Array) -> tuple[Array, list[Array]]:
+        c = self._correlation
+        if c.decays:
+            behind = [buffer.copy() for buffer in self._buffers]
+            z = w + np.array(c.scales) @ self._buffers
+            self._buffers = np.array(c.decays)[:, None] * self._buffers + w
+            return z, behind
+        behind = list(self._past)
+        z = c.coefficients[0] * w
+        for coefficient, past in zip(c.coefficients[1:], reversed(behind), strict=False):
+            z += coefficient * past
+        self._past.append(w)
+        return z, behind

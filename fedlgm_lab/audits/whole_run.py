@@ -1,0 +1,245 @@
+"""Bounds from canaries in a run whose rounds are one mechanism: correlated noise, restricted participation, or both.
+
+If the releases are as planned, the whitened release of round t along canary i consists of the canary's contribution (C
+s_i)_t times the bound, with s_i its signs over the rounds, and Gaussian noise of standard deviation 1 that is
+independent over rounds, layers and orthogonal directions. The audit uses one of two bounds on the noise:
+
+* over all rounds and canaries, as if each were a separate release. This bound is tight, and valid if whitening makes
+the noise white, which a check tests;
+* if that check fails, over the canaries' sums, each along a canary's whole effect on the run. This is the adversary's
+best test and valid for any Gaussian noise. For a sound run it is used only if the check failed by chance, so it takes
+no share of the level.
+
+Each is a lower bound on the signal-to-noise ratio over the planned one. The audit reports the epsilon of the run with
+its noise divided by this ratio. It assumes that participation and sampling follow the schema.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fedlgm import privacy
+from fedlgm.errors import ConfigError
+from fedlgm.planning.layers import LayerTable
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
+from fedlgm.privacy.whole_run import WholeRun
+from fedlgm_lab.audits.gaussian_scores import NoiseSeen, noise_ratio, seen_degrees
+from fedlgm_lab.audits.noise_checks import noise_checks, shares_of
+from fedlgm_lab.audits.record import CanaryRecord
+from fedlgm_lab.audits.result import AuditResult, LayerRow, Reported
+from fedlgm_lab.audits.scores import Array, Counts, Flags
+from fedlgm_lab.audits.whitening import kept, whitenable, whitened
+
+
+def audit_whole_run(
+    record: CanaryRecord, layers: LayerTable, reported: Reported, run: WholeRun, confidence: float, per_layer: bool
+) -> AuditResult:
+    """Audit a run as one mechanism; see `one_run.audit_record`, and docs/how-to/audit.md for audits of whole runs.
+
+    Raises:
+        ConfigError: there are fewer consecutive releases than whitening needs, or too few canaries.
+    """
+    view = View.of(record, run)
+    count, shares = len(layers), shares_of(record, confidence, kept=kept(run.noise), per_layer=per_layer)
+    checks = noise_checks(record, layers, shares)
+    white = next(check.passed for check in checks if check.name == "noise independence")
+    ratio = (view.ratio if white else view.sums_ratio)(layers, 1 - shares.whole)
+    whole = run_epsilon(run, 1.0 / reported.multipliers, ratio, reported.delta, quick=not per_layer)
+    rows = []
+    for j in range(count if per_layer else 0):
+        signals = view.shares[:, j]
+        found = view.layer_ratio(j, int(layers.sizes[j]), 1 - shares.layer) if white else 0.0
+        rows.append(
+            LayerRow(
+                layers.names[j],
+                int(layers.sizes[j]),
+                run_epsilon(run, signals, found, reported.delta, quick=True),
+                run_epsilon(run, signals, 1.0, reported.delta, quick=True),
+            )
+        )
+    sums, up = view.sums, view.signs > 0
+    scores = {"inside": sums[up], "outside": -sums[~up]}
+    return reported.audited(
+        "one-run-gaussian", whole, confidence, scores, view.observations, layers=rows, checks=checks
+    )
+
+
+def run_epsilon(run: WholeRun, signals: Array, ratio: float, delta: float, *, quick: bool = False) -> float:
+    """Epsilon of a run whose noise is the plan's divided by `ratio`, for a client in the worst group.
+
+    Args:
+        run: the run.
+        signals: a client's bound in units of the noise z in each round, [T] or fewer (the last one is then repeated).
+        ratio: signal-to-noise over the planned one.
+        delta: delta.
+        quick: compose sampled releases at a tenth of the cost, and subtract a thousandth.
+
+    Example:
+        >>> from fedlgm import correlation
+        >>> from fedlgm.planning.facts import Sampling
+        >>> run = WholeRun(correlation.get("banded", 16, bands=4), Sampling("cyclic", 400, 0.25, 4), "add-remove")
+        >>> shown = run_epsilon(run, np.full(16, 0.5), 1.0, 1e-5)
+        >>> abs(shown - privacy.gaussian_epsilon(0.5 * run.sensitivity, 1e-5)) < 1e-9
+        True
+    """
+    rounds, b = run.noise.rounds, run.separation
+    signals = extended(signals, rounds)
+    if ratio <= 0 or not (signals > 0).any():
+        return 0.0
+    if np.isinf(ratio):
+        return float("inf")
+    scaled = signals * ratio * SENSITIVITY_FACTOR[run.relation]
+    if run.sampling.amplifies:  # no group comes more often, or moves more, than the first
+        shifts = (scaled * run.noise.column_norms())[::b]
+        events = [
+            (privacy.events.gaussian_event(1.0 / float(shift), run.sampling.within_group), int(times))
+            for shift, times in zip(*np.unique(shifts[shifts > 0], return_counts=True), strict=True)
+        ]
+        if quick:
+            return privacy.accounting.quick_epsilon(events, delta)
+        return privacy.accounting.composed_epsilon(events, delta)
+    groups = (np.arange(rounds)[:, None] % b == np.arange(min(b, rounds))).astype(np.float64)
+    shift = float(np.linalg.norm(whitened(run.noise, scaled[:, None] * groups), axis=0).max())
+    return privacy.gaussian_epsilon(shift, delta)
+
+
+def extended(values: Array, rounds: int) -> Array:
+    """Figures of the first rounds [t] for all rounds [T]; the last one is repeated.
+
+    Example:
+        >>> extended(np.array([1.0, 2.0]), 4), extended(np.array([1.0, 2.0]), 1)
+        (array([1., 2., 2., 2.]), array([1.]))
+    """
+    return np.pad(values[:rounds], (0, max(0, rounds - len(values))), mode="edge")
+
+
+@dataclass(frozen=True)
+class View:
+    """The canaries' view of the whitened releases, from the first round on.
+
+    Attributes:
+        seen: canary-aligned sums of each layer, [T, m, K]; 0 where they cannot be whitened.
+        planned: their means by the plan, [T, m, K].
+        orientation: sign of each canary's contributions, 0 for one that never takes part, [m].
+        shares: bound over noise scale, [T, K]; 0 where not released.
+        known: where `seen` is known, bool [T, K].
+        energy: mean square of the whitened noise over the planned one, [T, K]; NaN where it was not observed
+            completely, as in the first rounds after a resumption.
+
+    Example:
+        >>> from fedlgm import LayerTable, RunFacts, Sampling, correlation, mechanisms
+        >>> from fedlgm_lab.audits.audit import reported_of, watch
+        >>> from fedlgm_lab.audits.subject import Subject
+        >>> from fedlgm.mechanisms.method import Method
+        >>> from fedlgm.privacy.whole_run import whole_run
+        >>> sampling, noise = Sampling("cyclic", 40, 0.5, 2), correlation.get("banded", 4, bands=2)
+        >>> facts = RunFacts(0.0, sampling, rounds=4, epsilon=4.0, delta=1e-5, noise=noise)
+        >>> layers = LayerTable.from_sizes({"all": 200})
+        >>> subject = Subject("run", Method.calibrated(mechanisms.get("gaussian"), layers, facts))
+        >>> run = subject.facts.run
+        >>> View.of(watch(subject, 50, "release", seed=1), run).observations  # rounds, times canaries
+        200
+    """
+
+    seen: Array
+    planned: Array
+    orientation: Array
+    shares: Array
+    known: Flags
+    energy: Array
+
+    @classmethod
+    def of(cls, record: CanaryRecord, run: WholeRun) -> View:
+        """The observations of a record, whitened over its rounds.
+
+        Raises:
+            ConfigError: there are fewer consecutive releases than whitening needs.
+        """
+        at = record.round.astype(int) - 1
+        rounds, (count, layers) = int(at.max()) + 1, record.layer_aligned.shape[1:]
+        seen, shares = np.full((rounds, count, layers), np.nan), np.zeros((rounds, layers))
+        signs, energy = np.zeros((rounds, count)), np.full((rounds, layers), np.nan)
+        seen[at], shares[at], signs[at], energy[at] = (
+            record.layer_aligned, record.layer_signal, record.signs, record.energy,
+        )  # fmt: skip
+        noise = run.noise
+        released = ~np.isnan(seen[:, 0])
+        known = np.stack([whitenable(noise, released[:, j]) for j in range(layers)], axis=1)
+        if not known.any():
+            raise ConfigError(
+                "no round's noise can be whitened, because the rounds on which it depends released nothing"
+            )
+        mask = known[:, None].astype(np.float64)
+        return cls(
+            whitened(noise, np.nan_to_num(seen)) * mask,
+            whitened(noise, shares[:, None] * signs[:, :, None]) * mask,
+            np.sign(signs.sum(axis=0)),
+            shares,
+            known,
+            energy,
+        )
+
+    @property
+    def observations(self) -> int:
+        """Number of known observations: rounds times canaries."""
+        return int(np.any(self.known, axis=1).sum()) * self.seen.shape[1]
+
+    def layer_ratio(self, layer: int, size: int, confidence: float) -> float:
+        """Lower bound on one layer's signal-to-noise over the planned one; 0 if it was never observed."""
+        at = self.known[:, layer]
+        seen, planned = self.seen[at, :, layer], self.planned[at, :, layer]
+        if not (planned != 0).any():
+            return 0.0
+        noise = _noise_seen(self.energy[at, layer, None], np.ones((at.sum(), 1)), np.array([size]), seen.shape[1])
+        return noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
+
+    def ratio(self, layers: LayerTable, confidence: float) -> float:
+        """The same bound for all layers together, from every canary in every round."""
+        weights = self._weights()
+        at = weights.any(axis=1)
+        seen, planned = (np.einsum("tmk,tk->tm", values[at], weights[at]) for values in (self.seen, self.planned))
+        noise = _noise_seen(self.energy[at], weights[at], layers.sizes, seen.shape[1])
+        return noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
+
+    @property
+    def sums(self) -> Array:
+        """Sum along each canary's whole effect on the run, with noise N(0, 1); [m] or fewer."""
+        return np.sum(self.planned * self.seen, axis=(0, 2))[self._taking_part] / self.planned_sums
+
+    @property
+    def planned_sums(self) -> Array:
+        """Planned means of these sums."""
+        return np.sqrt(np.sum(self.planned**2, axis=(0, 2)))[self._taking_part]
+
+    @property
+    def signs(self) -> Array:
+        """Signs of the contributions, which make these sums positive."""
+        return self.orientation[self._taking_part]
+
+    @cached_property
+    def _taking_part(self) -> Flags:
+        return (self.planned != 0).any(axis=(0, 2))
+
+    def sums_ratio(self, layers: LayerTable, confidence: float) -> float:
+        """Lower bound on the signal-to-noise of those sums over the planned one; 0 for too few canaries."""
+        sums, planned, weights = self.sums, self.planned_sums, self._weights()
+        overlap = np.sum(weights**4 / layers.sizes, axis=1)[weights.any(axis=1)].mean(keepdims=True)
+        degrees = seen_degrees(overlap, len(sums))
+        return 0.0 if degrees < 1 else noise_ratio(sums, planned, confidence, NoiseSeen(degrees))
+
+    def _weights(self) -> Array:
+        """Weight of each layer in a round, [T, K]; zeros where nothing is known."""
+        weights = self.shares * self.known
+        lengths = np.linalg.norm(weights, axis=1, keepdims=True)
+        return np.divide(weights, lengths, out=np.zeros_like(weights), where=lengths > 0)
+
+
+def _noise_seen(energy: Array, weights: Array, sizes: Counts, canaries: int) -> NoiseSeen:
+    """The noise of the rounds in which it was observed completely; without such rounds, that of the canaries' sums."""
+    whole = np.all((weights == 0) | ~np.isnan(energy), axis=1)
+    if whole.any():
+        return NoiseSeen.of_layers(energy[whole], weights[whole], sizes)
+    return NoiseSeen(seen_degrees(np.sum(weights**4 / sizes, axis=1), canaries))

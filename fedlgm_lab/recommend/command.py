@@ -1,0 +1,90 @@
+"""The `fedlgm recommend` command. Heavy imports happen inside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from simulations.shell import JsonOption, RecipeArgument, SetOption, show
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from fedlgm_lab.recommend.rows import Advice
+
+
+def recommend(
+    recipe: RecipeArgument = None,
+    public: Annotated[
+        str | None,
+        typer.Option(
+            help="Public examples: test (the recipe's test examples), or the name of a data set whose training "
+            "examples are public, such as digits/public. Default: synthetic examples."
+        ),
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Training examples of all clients, if the data set does not state it.")
+    ] = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Recommend a mechanism for a recipe's model from public examples only."""
+    from fedlgm_lab.recommend.recommend import recommend as recommending
+
+    found = recommending(recipe, public=public, examples=examples, overrides=overrides or ())
+    show(cast("Advice", dict(found)), tables, as_json)
+
+
+def tables(found: Advice) -> Group:
+    """Tables of rules and layers, a picture, and the advice."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.text import Text
+
+    from fedlgm_lab.recommend.picture import bars
+    from simulations.summaries.terminal import number
+    from simulations.tables import table
+
+    rules = table(
+        f"{found['recipe']}: score over that of gaussian, at bound {found['bound']:g}",
+        ["rule", *(f"model {share + 1}" for share in range(len(found["stages"]))), "all"],
+        [
+            [rule, *(f"{stage['ratios'][rule]:.2f}" for stage in found["stages"]), f"{ratio:.2f}"]
+            for rule, ratio in found["scores"].items()
+        ],
+        left=("rule",),
+    )
+    columns = ("layer", "size", "median norm", "curvature", "suggested bound")
+    layers = table("layers, by public examples", columns, left=("layer",))
+    for row in found["layers"]:
+        figures = (number(row["norm"]), number(row["trace"]), number(row["suggested_bound"]))
+        layers.add_row(escape(row["layer"]), f"{row['size']:,}", *figures)
+    per_client = f"{found['examples_per_client']:.3g} examples per client"
+    known = " (assumed: one batch; --examples says how many there are)" if found["assumed"] else ""
+    notes = [
+        f"noise on the mean: {number(found['noise_on_mean'])} of the bound",
+        f"median length of a whole contribution: {number(found['suggested_bound'])}, the bound is {found['bound']:g}",
+        f"computed on {found['public']}; no private example was read"
+        + (f"; {per_client}{known}" if found["unit"] == "client" else ""),
+        *forecast_lines(found),
+    ]
+    picture = Text("\n".join([f"{'worse':>37}|better", *bars(found["scores"])]))
+    return Group(rules, picture, layers, *map(Text, notes), Text(f"\n{found['advice']}", style="bold"))
+
+
+def forecast_lines(found: Advice) -> list[str]:
+    """Lines with the expected accuracy over epsilon, and its error."""
+    from fedlgm_lab.recommend.forecast import REACH
+
+    if not found["forecasts"]:
+        return [f"no accuracy is forecast: {found['no_forecast']}"]
+    rows = (
+        f"  epsilon {row['epsilon']:g}: {row['accuracy']:.1%} ({row['low']:.1%} to {row['high']:.1%})"
+        for row in found["forecasts"]
+    )
+    return [
+        f"accuracy to expect of {found['forecast_rule']} at the recipe's learning rates, by rehearsals on public data:",
+        *rows,
+        f"  {REACH}",
+    ]

@@ -1,0 +1,224 @@
+"""Noise and signal-to-noise ratio of a recipe at several budgets and populations, without training."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import NotRequired, TypedDict
+
+from rich.console import Group
+from rich.text import Text
+
+from fedlgm.errors import ConfigError, FedlgmError
+from fedlgm.planning.facts import RunFacts
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe
+from simulations.summaries.planning import planned
+from simulations.summaries.terminal import number
+from simulations.tables import table
+
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
+"""Budgets of a sweep."""
+CLIENTS = (100, 300, 1000, 3000, 10000)
+"""Populations of a sweep."""
+_WIDTH = 30
+_MOST_COLUMNS = 4  # layers beyond which the table shows only the least and the largest SNR
+
+
+class SweepRow(TypedDict):
+    """One setting of a sweep.
+
+    Attributes:
+        epsilon, clients, delta: the setting.
+        noise_multiplier: calibrated z, the noise of a release over the bound of a contribution.
+        expected_cohort: q N, the divisor of a sum.
+        noises_in_sum: number k of independent releases' noise in a sum of q N contributions; 1 under central trust.
+        noise_on_mean: z sqrt(k) / (q N), the noise std on the mean over the bound.
+        snr: SNR_j of every layer, by its name.
+        accuracy: expected accuracy, from a rehearsal on public examples (see `fedlgm_lab.recommend.forecast`).
+        low, high: accuracies within the largest error of the kept forecasts.
+        refused: reason why there is no such plan; the figures above are then missing.
+    """
+
+    epsilon: float
+    clients: int
+    delta: float
+    noise_multiplier: NotRequired[float]
+    expected_cohort: NotRequired[float]
+    noises_in_sum: NotRequired[float]
+    noise_on_mean: NotRequired[float]
+    snr: NotRequired[dict[str, float]]
+    accuracy: NotRequired[float]
+    low: NotRequired[float]
+    high: NotRequired[float]
+    refused: NotRequired[str]
+
+
+class SweepReport(TypedDict):
+    """A recipe at all settings of a sweep.
+
+    Attributes:
+        recipe, mechanism, trust: the planned run.
+        delta: rule for the delta of a row.
+        no_forecast: reason why no accuracy is forecast; empty if one is.
+        rows: one for each budget and population.
+    """
+
+    recipe: str
+    mechanism: str
+    trust: str
+    delta: str
+    no_forecast: str
+    rows: list[SweepRow]
+
+
+def sweep_report(recipe: str | None = None, overrides: Iterable[str] = (), public: str | None = None) -> SweepReport:
+    """Plans of a recipe at epsilon 1 to 8 and 100 to 10,000 clients; training happens only with public examples.
+
+    Every row is the plan of the recipe with this `privacy.epsilon`, `federation.clients` and `privacy.delta`. For a
+    setting that the recipe does not permit, the row has the reason.
+
+    Args:
+        recipe: a bundled name, a TOML file, or None for the default.
+        overrides: changes as "section.key=value".
+        public: public examples, as for `simulations.recommend`, on which accuracy is forecast for clients with as many
+            examples as the recipe's clients have.
+
+    Raises:
+        ConfigError: the recipe is unknown or protects examples, an override sets a key that the sweep varies, or no
+            setting has a plan.
+
+    Example:
+        >>> report = sweep_report("digits", ["federation.rounds=1", "federation.rate=1.0"])
+        >>> row = report["rows"][0]
+        >>> len(report["rows"]), row["clients"], row["noise_on_mean"] == row["noise_multiplier"] / 100
+        (20, 100, True)
+    """
+    changes = list(overrides)
+    for key in ("privacy.epsilon", "federation.clients"):
+        if any(change.partition("=")[0].strip() == key for change in changes):
+            raise ConfigError(f"--sweep varies {key}: leave out --set {key}, or leave out --sweep")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a delta that suits the recipe's population, not those of the rows
+        base = recipes.load(recipe, changes)
+        if base.unit != "client":
+            raise ConfigError(
+                f"--sweep varies the number of protected clients, but {base.name} protects {base.unit}s "
+                "(privacy.unit): leave out --sweep"
+            )
+        made = [_row(recipe, changes, base, epsilon, clients) for epsilon in EPSILONS for clients in CLIENTS]
+        reasons = [row.get("refused", "") for row, _ in made]
+        if all(reasons):
+            raise ConfigError(reasons[0])
+        reason = _forecast(recipe, changes, public, made)
+    return {
+        "recipe": base.name,
+        "mechanism": base.mechanism.name,
+        "trust": base.privacy.trust,
+        "delta": f"the recipe's {base.privacy.delta:g} where it is below 1/clients, else 0.1/clients",
+        "no_forecast": reason,
+        "rows": [row for row, _ in made],
+    }
+
+
+def _row(
+    recipe: str | None, changes: list[str], base: Recipe, epsilon: float, clients: int
+) -> tuple[SweepRow, RunFacts | None]:
+    """A setting and its calibrated run; None where it is refused."""
+    delta = base.privacy.delta if base.privacy.delta < 1 / clients else 0.1 / clients
+    row: SweepRow = {"epsilon": epsilon, "clients": clients, "delta": delta}
+    try:
+        setting = [f"privacy.epsilon={epsilon!r}", f"federation.clients={clients}", f"privacy.delta={delta!r}"]
+        assembly = Assembly(recipes.load(recipe, [*changes, *setting]), planned=True)
+        report = planned(assembly)
+    except FedlgmError as error:
+        return {**row, "refused": str(error)}, None
+    cohort, multiplier = assembly.recipe.sampling.expected, report["noise_multiplier"]
+    parties = assembly.recipe.noised_by.noises_in_sum(cohort)
+    row["noise_multiplier"], row["expected_cohort"], row["noises_in_sum"] = multiplier, cohort, parties
+    row["noise_on_mean"] = multiplier * math.sqrt(parties) / cohort
+    row["snr"] = {layer["layer"]: layer["snr"] for layer in report["layers"]}
+    return row, assembly.facts
+
+
+def _forecast(
+    recipe: str | None, changes: list[str], public: str | None, made: Sequence[tuple[SweepRow, RunFacts | None]]
+) -> str:
+    """Put the accuracy to expect into every row; the reason if there is none."""
+    from fedlgm_lab.recommend.forecast import Rehearsals, interval
+    from fedlgm_lab.recommend.setting import setting_of
+
+    if public is None:
+        return "no public examples are given (--public)"
+    try:
+        setting, _ = setting_of(recipe, None, None, public, None, changes, None)
+        rehearsals = Rehearsals(setting)
+        for row, facts in made:
+            if facts is not None:
+                row["accuracy"] = rehearsals.accuracy(setting.assembly.mechanism, facts)
+                row["low"], row["high"] = interval(row["accuracy"])
+    except FedlgmError as error:
+        return str(error)
+    return ""
+
+
+def picture(rows: Sequence[SweepRow]) -> list[str]:
+    """Noise on the mean as bars on a logarithmic scale, one line per setting.
+
+    Example:
+        >>> row = {"epsilon": 1.0, "clients": 100, "delta": 1e-5, "noise_on_mean": 0.1}
+        >>> for line in picture([row, {**row, "clients": 1000, "noise_on_mean": 0.01}]):
+        ...     print(line)
+        epsilon 1,    100 clients ############################## 0.1
+        epsilon 1,  1,000 clients #                              0.01
+    """
+    known = [row for row in rows if "noise_on_mean" in row]
+    logs = [math.log(row["noise_on_mean"]) for row in known]
+    wide = (_WIDTH - 1) / max(max(logs) - min(logs), 1e-9) if logs else 0.0
+    return [
+        f"epsilon {row['epsilon']:g}, {row['clients']:>6,} clients "
+        f"{'#' * (1 + round(wide * (value - min(logs)))):<{_WIDTH}} {number(row['noise_on_mean'])}"
+        for row, value in zip(known, logs, strict=True)
+    ]
+
+
+def sweep_table(report: SweepReport) -> Group:
+    """Settings of a sweep, then an explanation of the columns."""
+    from fedlgm_lab.recommend.forecast import REACH
+
+    layers = next((list(row["snr"]) for row in report["rows"] if "snr" in row), [])
+    few = len(layers) <= _MOST_COLUMNS
+    ratios = [f"SNR {layer}" for layer in layers] if few else ["least SNR_j", "largest SNR_j"]
+    forecast = ["accuracy to expect"] if not report["no_forecast"] else []
+    columns = ("epsilon", "clients", "delta", "z", "noise on mean", *ratios, *forecast)
+    settings = table(f"{report['recipe']}: one round of {report['mechanism']}", columns)
+    refused = []
+    for row in report["rows"]:
+        cells = [f"{row['epsilon']:g}", f"{row['clients']:,}", f"{row['delta']:g}"]
+        if "snr" in row:
+            snr = list(row["snr"].values())
+            cells += [number(row["noise_multiplier"]), number(row["noise_on_mean"])]
+            cells += [f"{value:.3e}" for value in (snr if few else [min(snr), max(snr)])]
+            cells += [f"{row['accuracy']:.1%} ({row['low']:.1%} to {row['high']:.1%})"] if forecast else []
+        else:
+            refused.append(f"refused at epsilon {row['epsilon']:g}, {row['clients']:,} clients: {row['refused']}")
+            cells += ["refused"]
+        settings.add_row(*cells)
+    notes = [
+        f"delta: {report['delta']}",
+        f"noise on mean: its std over the bound of a contribution, z sqrt(k) / (q N): {_noises(report)}",
+        f"no accuracy is forecast: {report['no_forecast']}" if not forecast else f"accuracy to expect: {REACH}",
+        *refused,
+        "noise on mean:",
+        *picture(report["rows"]),
+    ]
+    return Group(settings, *map(Text, notes))
+
+
+def _noises(report: SweepReport) -> str:
+    """Number of releases whose noise is in a sum, in words."""
+    counts = {row["noises_in_sum"] for row in report["rows"] if "noises_in_sum" in row}
+    known = f"k = {min(counts):g}" + (f" to {max(counts):g}" if len(counts) > 1 else "") if counts else "k"
+    return f"{known} releases' noise in a sum of q N contributions, under {report['trust']} trust"

@@ -1,0 +1,98 @@
+"""The amount of computation for advice, limited by operations, so that it is the same on every machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedlgm.errors import ConfigError
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import inputs
+from fedlgm_lab.recommend.units import gradient_of
+from simulations.config.assembly import Assembly
+
+OPERATIONS = 3e11
+"""Floating-point operations of all passes together, which take some twenty seconds of one core."""
+PASSES = 120_000
+"""Largest number of passes over an example for small models, for which arithmetic does not limit the speed."""
+STEPS = 512
+"""Largest number of steps of a warm-up."""
+LEAST_PASSES = 1000
+"""Number of passes over an example below which no warm-up gets beyond chance."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Amount of computation that a model's size permits.
+
+    Attributes:
+        steps: steps of the warm-up.
+        batch: examples of a step.
+        stage: passes over examples for the contributions of a stage.
+        held_out: examples on which losses are measured.
+        probes: random vectors for a trace.
+    """
+
+    steps: int
+    batch: int
+    stage: int
+    held_out: int
+    probes: int
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> Work:
+        """The work for a recipe's model.
+
+        Raises:
+            ConfigError: the model is so large that there are too few passes for a warm-up.
+        """
+        found, model = assembly.dataset, assembly.recipe.model.name
+        each = operations(assembly)
+        passes = min(PASSES, int(OPERATIONS / each))
+        if passes < LEAST_PASSES:
+            raise ConfigError(
+                f"model: {model} takes {each:.2g} operations for one example and step, so a minute of one core "
+                f"makes about {passes} such passes, and advice needs at least {LEAST_PASSES}: ask for a smaller model "
+                "of the same kind, such as --set model.name=resnet20, or, if clients are the unit, let them choose: "
+                "mechanism.name = 'voted-filling'"
+            )
+        batch = min(assembly.recipe.training.batch_size, len(found.train_y), 128)
+        steps = max(16, min(STEPS, passes // (3 * batch)))
+        held_out = max(32, min(len(found.test_y), 1024, passes // 128))
+        probes = max(2, min(16, passes // (24 * held_out)))
+        return cls(steps, batch, max(64, passes // 9), held_out, probes)
+
+    def points(self, size: int) -> list[int]:
+        """Steps after which the loss is measured, about a fifth apart; fewer for large models."""
+        ratio = 1.2 if size < 1_000_000 else 2.0
+        found = {self.steps}
+        while (last := min(found)) > 1:
+            found.add(int(last / ratio))
+        return sorted(found)
+
+    def batches(self, examples: int, first: int, last: int) -> list[Tensor]:
+        """Rows of the warm-up's steps from `first` up to `last`, shuffled passes over the examples."""
+        per_pass = max(1, examples // self.batch)
+        orders = [np.random.default_rng(p).permutation(examples) for p in range(math.ceil(last / per_pass))]
+        made = [order[i * self.batch : (i + 1) * self.batch] for order in orders for i in range(per_pass)]
+        return [torch.from_numpy(rows) for rows in made[first:last]]
+
+
+def operations(assembly: Assembly) -> float:
+    """Operations of one forward and backward pass over an example, as torch counts them."""
+    module, found = assembly.module(), assembly.dataset
+    layers = LayerTable.from_module(module)
+    rows = slice(2)
+    x, y = inputs.tensors(inputs.take(found.train_x, rows)), torch.from_numpy(found.train_y[rows])
+    module.train()
+    counter = FlopCounterMode(display=False)
+    with counter:
+        gradient_of(module, layers, assembly.task, x, y)
+    tokens = inputs.first(found.train_x)
+    length = tokens.shape[1] if np.issubdtype(tokens.dtype, np.integer) and tokens.ndim > 1 else 1
+    return max(counter.get_total_flops() / len(y), 6.0 * layers.size * length)

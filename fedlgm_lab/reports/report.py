@@ -1,0 +1,325 @@
+"""Reports of a finished run: an HTML page, and its ledger's charges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlgm import data as data_sets
+from fedlgm.errors import FedlgmError, RunError
+from fedlgm.files import PRIVATE, PUBLIC, write_durably
+from fedlgm.privacy.ledger import Ledger
+from fedlgm_lab.reports import page
+from fedlgm_lab.reports.pictures import division, heat_map, layer_columns, over_rounds, per_layer
+from simulations.runs.folder import RunFolder
+from simulations.runs.rows import RunSummary
+from simulations.runs.stopping import note_on_epsilon
+from simulations.summaries.charges import client_rows, event_groups, how_to_read
+from simulations.summaries.planning import class_counts
+from simulations.summaries.rounds import described, noise_over_rounds, stored_sigma
+from simulations.summaries.rows import LedgerReport
+from simulations.summaries.terminal import OF_Z, number
+
+_LONGEST = 12  # kinds of charges, or rounds with failures, that a page lists
+
+
+def write_report(run: Path, private: bool = False) -> RunSummary:
+    """Write a run's report as one self-contained HTML file, and return its summary with the file as `report`.
+
+    The page holds the run's public figures: the released model's test figures, plans and the ledger. It shows the
+    division of the clients' data only for bundled data sets, which are public.
+
+    Args:
+        run: run folder.
+        private: also show the operator's figures (participants, round times, failures, the division of data that is
+            not bundled). The page is then `private/report.html`, which only its owner may read, and `report.html` is
+            not changed.
+
+    Raises:
+        RunError: the folder is not a run's, the run is not finished, or the page cannot be written.
+        LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own hashes.
+    """
+    folder = RunFolder.open(run)
+    result, rows = folder.finished(), folder.rows(private=private)
+    ledger = _ledger_report(folder)
+    sections = [
+        page.figure_list(page.key_figures(result)),
+        _rounds(result, rows),
+        _layers(folder, rows),
+        _noise(folder, rows, float(result["noise_multiplier"])),
+        _division(folder, private),
+        _inputs(folder),
+        _ledger(ledger),
+        _origin(folder, result),
+        _operator(rows) if private else "",
+    ]
+    target = folder.private / "report.html" if private else folder.path / "report.html"
+    _write(target, _page(result, folder.recipe().title, sections), private)
+    reported = result.copy()
+    reported["report"] = str(target)
+    return reported
+
+
+def _page(result: Mapping[str, Any], subtitle: str, sections: Sequence[str]) -> str:
+    title = escape(str(result["recipe"]))
+    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    lead = escape(f"{result['mechanism']}, {result['variant']}; {result['rounds']} rounds; engine {result['engine']}")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title} · fedlgm run</title><style>\n{style}</style></head>\n<body><header><h1>{title}</h1>"
+        + (f'<p class="lead">{escape(subtitle)}</p>' if subtitle else "")
+        + f'<p class="lead">{lead}</p>{page.guarantee(result)}</header>\n<main>'
+        + "\n".join(section for section in sections if section)
+        + "</main>\n<footer><p>Written by fedlgm. Figures of the layers are those of the released plans; test figures "
+        "are those of the released models on the public test set.</p></footer></body></html>\n"
+    )
+
+
+def _section(title: str, *parts: str) -> str:
+    name = title.lower().replace(" ", "-")
+    return f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>{"".join(parts)}</section>'
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> str:
+    rows = "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in facts)
+    return f'<dl class="facts">{rows}</dl>'
+
+
+def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    pictures = page.curves(rows, str(result["guarantee_status"]))
+    noise = [row["noise_norm"] for row in rows]
+    if max(noise, default=0.0) > min(noise, default=0.0) * 1.001:
+        pictures.append(over_rounds("Noise on the mean update", [row["round"] for row in rows], {"noise norm": noise}))
+    unbounded = (
+        ""
+        if result["epsilon"] != float("inf")
+        else ('<p class="note">No epsilon is proven for this run, so there is no curve of it: it is infinite.</p>')
+    )
+    return _section("Over the rounds", unbounded, page.gallery(pictures))
+
+
+def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
+    layers = folder.provenance.layers()
+    if not rows or len(rows[-1]["clip"]) != len(layers):
+        return ""
+    names, correlated = list(layers), folder.recipe().privacy.noise != "independent"
+    wanted = (
+        ("Bound s_j", "clip", True),
+        (f"Noise scale sigma_j{OF_Z if correlated else ''}", "sigma", True),
+        ("Signal to noise ratio SNR_j", "snr", True),
+        ("Share of the budget p_j", "share", False),
+        ("Norm of the released mean, with its noise", "released_norm", True),
+    )
+    pictures = []
+    for title, key, log in wanted:
+        rounds, values = layer_columns(rows, key, len(layers))
+        pictures.append(per_layer(title, names, rounds, values, log=log))
+    answers = [{**row, **(row.get("queries") or {})} for row in rows]
+    rounds, within = layer_columns(answers, "below-bound", len(layers))
+    pictures.append(
+        per_layer("Share of clients that were clipped (noisy)", names, rounds, 1.0 - within, limits=(0.0, 1.0))
+    )
+    caption = f"Layers as planned for round {rows[-1]['round']}"
+    table = page.layer_table(page.layer_rows(rows[-1], layers), caption, correlated=correlated)
+    if len(layers) > _LONGEST:
+        table = f"<details><summary>Table of {len(layers)} layers</summary>{table}</details>"
+    return _section("Layers", table, page.gallery(pictures))
+
+
+def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: float) -> str:
+    """Noise over layers and rounds, and in the sum of the rounds, of a run whose rounds are one mechanism."""
+    from simulations.config.facts import facts_of
+
+    recipe, layers = folder.recipe(), folder.provenance.layers()
+    if len(rows) != recipe.federation.rounds:
+        return ""
+    if recipe.sampling.separation is None:
+        return ""
+    sigma = stored_sigma(rows)
+    facts = facts_of(recipe).with_multiplier(multiplier)
+    found = noise_over_rounds(facts, sigma, np.array(list(layers.values())), recipe.workload)
+    if found is None:
+        return ""
+    rounds, values = layer_columns(rows, "layer_noise", len(layers))
+    series = {name: list(values) for name, values in found.series().items()}
+    told = "; ".join(f"{name} {number(value)}" for name, value in found.means().items())
+    note = (
+        f"<p>Here it is {escape(described(recipe))}. Noise that is correlated over rounds is larger in a single "
+        "round and smaller in the model, which is made of all rounds. Root mean square over the rounds of the model's "
+        f"noise, the server's learning rate aside: {escape(told)}, at the same epsilon.</p>"
+    )
+    pictures = [
+        heat_map("Noise norm of one round's mean", list(layers), rounds, values / facts.sampling.expected, log=True),
+        over_rounds("Noise norm of the model", range(1, found.rounds + 1), series),
+    ]
+    return _section("Noise over the rounds", note, page.gallery(pictures))
+
+
+def _division(folder: RunFolder, private: bool) -> str:
+    """The division of the data; for data that may be private, only for the operator."""
+    from simulations.config.assembly import Assembly
+
+    recipe = folder.recipe()
+    simulated = folder.provenance.read().get("clients", "simulated clients") == "simulated clients"
+    public = data_sets.is_bundled(recipe.data.name)
+    if not simulated:
+        return _section("Clients", "<p>Real nodes: this server does not know how their data are divided.</p>")
+    facts = [
+        ("data", str(recipe.data.name)),
+        ("partition", _options(recipe.data.partition, recipe.data.options)),
+        ("clients", f"{recipe.federation.clients:,}"),
+        ("drawn per round", f"{recipe.sampling.expected:g} expected, {recipe.federation.sampling}"),
+    ]
+    if not public and not private:
+        hidden = (
+            '<p class="note">The division of this data set is not released: `fedlgm report --private` shows it.</p>'
+        )
+        return _section("Clients", _facts(facts), hidden)
+    try:
+        histogram = class_counts(Assembly(recipe))
+    except (FedlgmError, ImportError) as error:
+        missing = f'<p class="note">The division cannot be drawn here: {escape(str(error))}</p>'
+        return _section("Clients", _facts(facts), missing)
+    picture = page.image(division(histogram)).replace("<figure>", '<figure class="wide">')
+    return _section("Clients", _facts(facts), picture)
+
+
+def _inputs(folder: RunFolder) -> str:
+    """The columns of a table, in the order of the model's inputs, and the names of the classes."""
+    provenance = folder.provenance.read()
+    columns, labels = provenance.get("columns"), provenance.get("labels")
+    if not columns:
+        return ""
+    rows = [
+        (
+            column["name"],
+            column["dtype"],
+            *(f"{column[key]:.6g}" if key in column else "" for key in ("mean", "deviation")),
+        )
+        for column in columns
+    ]
+    table = page.table(("column", "kind", "mean", "deviation"), rows, "Columns, in the order of the inputs", words=True)
+    return _section("Inputs", table, _facts([("classes", ", ".join(labels))]) if labels else "")
+
+
+def _options(name: str, options: Mapping[str, Any]) -> str:
+    return f"{name} ({', '.join(f'{key} = {value}' for key, value in options.items())})" if options else name
+
+
+def _ledger(ledger: Mapping[str, Any]) -> str:
+    events = ledger["events"]
+    rows = [
+        (
+            row["rounds"].replace("-", "–"),
+            str(row["count"]),
+            f"{row['released']}; {row['noise']}; sampling: {row['sampling']}",
+        )
+        for row in events[:_LONGEST]
+    ]
+    more = len(events) - len(rows)
+    accounted = f"{str(ledger['accountant']).upper()} accountant, budget {ledger['budget']:g}"
+    charged = f"epsilon {number(ledger['epsilon'])} at delta {ledger['delta']:g} ({accounted})"
+    heads = f"{ledger['anchors']} heads kept in checkpoints and result"
+    facts = [
+        ("charged", charged),
+        ("claimed", f"epsilon {number(ledger['claimed_epsilon'])}"),
+        ("head", str(ledger["ledger_head"])),
+        ("verified", f"rows follow from each other and from the recipe, and agree with {heads}"),
+    ]
+    table = page.table(("rounds", "releases", "what was released, and its noise"), rows, "Charges", words=True)
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in ledger["notes"])
+    rest = f'<p class="note">and {more:,} more kinds of charges: `fedlgm ledger RUN` lists all.</p>' if more > 0 else ""
+    return _section("Ledger", _facts(facts), table, rest, notes)
+
+
+def _origin(folder: RunFolder, result: Mapping[str, Any]) -> str:
+    provenance = folder.provenance.read()
+    versions = provenance.get("versions", {})
+    facts = [
+        ("model SHA-256", str(result["model_sha256"])),
+        ("mechanism", f"{result['mechanism']}, {result['variant']}"),
+        ("noise", f"drawn by {result.get('noise_backend', 'cpu')}; trained on {result.get('device', 'cpu')}"),
+        ("trained by", provenance.get("trained_by", "")),
+        ("seed", "public: the noise can be drawn again" if result["noise_reproducible"] else "none: fresh noise"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+    ]
+    recipe = escape(folder.recipe_file.read_text(encoding="utf-8"))
+    whole = f"<details><summary>Recipe</summary><pre>{recipe}</pre></details>"
+    return _section("Origin", _facts([fact for fact in facts if fact[1]]), whole)
+
+
+def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Figures for the operator only."""
+    known = [row for row in rows if "cohort" in row]
+    rounds = [row["round"] for row in known]
+    taking_part = {"drawn": [row["cohort"] for row in known], "asked": [row["present"] for row in known]}
+    pictures = [
+        over_rounds("Clients that took part", rounds, taking_part),
+        over_rounds("Seconds per round", rounds, {"seconds": [row["seconds"] for row in known]}),
+    ]
+    discarded = [(row["round"], row["discarded"]) for row in known if row["discarded"]]
+    failed = [(row["round"], failure) for row in known for failure in row["failures"]]
+    warning = "These figures have no noise and depend on who took part: do not pass this page on."
+    parts = [
+        f"<p><strong>Only for the run's operator.</strong> {warning}</p>",
+        page.gallery(pictures),
+        f"<p>{sum(count for _, count in discarded)} contributions with NaN or infinity counted as zero"
+        + (f", in rounds {', '.join(str(round) for round, _ in discarded[:_LONGEST])}" if discarded else "")
+        + ".</p>",
+    ]
+    if failed:
+        cells = [(str(r), str(f["kind"]), str(f["node"]), str(f["client"]), str(f["reason"])) for r, f in failed]
+        caption = f"Failures, the first {min(len(cells), 10 * _LONGEST)} of {len(cells)}"
+        parts.append(
+            page.table(("round", "kind", "node", "client", "reason"), cells[: 10 * _LONGEST], caption, words=True)
+        )
+    return _section("Private diagnostics", *parts).replace("<section ", '<section class="operator" ')
+
+
+def _write(target: Path, text: str, private: bool) -> None:
+    """Write the page completely or not at all; only its owner may read a private one."""
+    try:
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        write_durably(target, text.encode(), PRIVATE if private else PUBLIC, shared=True)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error}") from error
+
+
+def ledger_report(run: Path) -> LedgerReport:
+    """Charges of a run, grouped by event, with the accountant's and the claimed totals, after checking the ledger.
+
+    Raises:
+        LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own hashes.
+    """
+    folder = RunFolder.open(run)
+    folder.verify()
+    return _ledger_report(folder)
+
+
+def _ledger_report(folder: RunFolder) -> LedgerReport:
+    """See `ledger_report`; for a run whose ledger has been checked."""
+    recipe = folder.recipe()
+    privacy = recipe.privacy
+    with Ledger(folder.ledger_file) as ledger:
+        head = ledger.head()
+        groups = event_groups(ledger, recipe.unit)
+        return {
+            "run": str(folder.path),
+            "ledger_head": str(head),
+            "anchors": len(folder.anchors()),
+            "guarantee": folder.guarantee() if groups else "",
+            "noise_reproducible": recipe.run.seed is not None,
+            "events": groups,
+            "notes": [*how_to_read(recipe, groups), *note_on_epsilon(recipe, ledger.rounds())],
+            "epsilon": ledger.epsilon(privacy.delta, privacy.accountant),
+            "claimed_epsilon": ledger.claimed_epsilon(privacy.delta, privacy.accountant),
+            "delta": privacy.delta,
+            "budget": privacy.epsilon,
+            "accountant": privacy.accountant,
+            "clients": client_rows(ledger, privacy.delta, privacy.accountant),
+        }

@@ -1,0 +1,344 @@
+"""Layer risk: how accurately an adversary detects members from a layer's output, measured only on public data.
+
+A shadow model of the target's architecture is trained on one part of a public data set. One adversary per layer is
+trained on the layer's outputs for this part (members) and for the rest (non-members). Its error rate ER_l measures the
+layer's leakage; 0.5 means no leakage. These adversaries see only outputs. Another one uses the norm of an example's
+gradient in the layer, the quantity that is bounded and noised. `layer_risk` takes no private data and no model trained
+on it.
+
+Source: LM-DP-SGD paper, Section 4.1 and Algorithm 2; the paper does not give the adversary's layers.
+
+>>> x, y = torch.linspace(-1, 1, 60)[:, None].expand(60, 4), torch.arange(60) // 30
+>>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+>>> quick = ShadowTraining(epochs=2, adversary_epochs=2)
+>>> risks: list[LayerRisk] = layer_risk(model, x, y, keys=KeyRing.from_seed(1), training=quick)
+>>> [risk.layer for risk in risks], max(risk.held_out_error for risk in risks) <= 0.5
+(['0', '2'], True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError
+from fedlgm.mechanisms.lm_dp_sgd import bias_minimising_weights
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.queries import layer_directions
+from fedlgm.training import tasks
+from fedlgm.training.devices import seeded
+from fedlgm.training.example_level.engine import ExampleGradients
+from fedlgm.training.example_level.scaling import FlatClip, Reweighted
+
+FEATURES = 256
+"""Numbers per example that an adversary sees: larger outputs are projected at random."""
+_QUANTILES = torch.linspace(0.0, 1.0, 17)
+"""Quantiles of an example's output, which the adversary sees too, since outliers may be at any coordinate."""
+LEAST = 40
+"""Least number of public examples."""
+_LOOKS, _LOOKED_AT = 5, 256  # times in a shadow model's training at which its gradients are looked at, and of how many
+
+
+@dataclass(frozen=True)
+class LayerRisk:
+    """Risk of one layer.
+
+    Attributes:
+        layer: its name in the layer table.
+        training_error: error rate of the adversary on its training set, as in the paper; it is biased low.
+        held_out_error: error rate on members and non-members that the adversary has not seen.
+        strength: mean of ||g_l|| / ||g|| over public examples' gradients, over the shadow model's training (see
+            `fedlgm.planning.queries.LayerStrength`).
+        gradient_error: error rate, on examples that it has not seen, of a threshold on the norm of an example's
+            gradient in the layer; members have smaller norms, because the model fits them.
+    """
+
+    layer: str
+    training_error: float
+    held_out_error: float
+    strength: float = 1.0
+    gradient_error: float = 0.5
+
+
+@dataclass(frozen=True)
+class ShadowTraining:
+    """Training of the shadow model and the adversaries.
+
+    Attributes:
+        members: share of the public set on which the shadow model is trained.
+        epochs: passes of the shadow model.
+        lr: its learning rate (Adam).
+        batch_size: examples per step of shadow model and adversaries.
+        adversary_epochs: passes of the adversaries (Adam, learning rate 0.001, one hidden layer of 64).
+
+    Raises:
+        ConfigError: a number is outside its range.
+    """
+
+    members: float = 0.5
+    epochs: int = 30
+    lr: float = 1e-3
+    batch_size: int = 64
+    adversary_epochs: int = 30
+
+    def __post_init__(self) -> None:
+        if not 0 < self.members < 1 or min(self.epochs, self.batch_size, self.adversary_epochs) < 1 or self.lr <= 0:
+            raise ConfigError(f"shadow training out of range: {self}")
+
+
+def layer_risk(
+    shadow: nn.Module,
+    public_x: Tensor,
+    public_y: Tensor,
+    *,
+    keys: KeyRing,
+    training: ShadowTraining | None = None,
+    task: Any = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[LayerRisk]:
+    """Error rates of the layers of an architecture, in the order of its layer table.
+
+    A layer without an output (parameters that another module uses) has no adversary, and its rates are 0.5.
+
+    Args:
+        shadow: a freshly initialised model of the target's architecture; it is trained in place on public data.
+        public_x: public inputs [N, ...], N >= 40.
+        public_y: public targets [N, ...].
+        keys: source of splits, batches and the adversaries' initial weights.
+        training: settings of the shadow model and the adversaries.
+        task: a task, its name, or losses per example; None is classification.
+        progress: called with (done, total, description): passes of the shadow model, then layers.
+
+    Raises:
+        ConfigError: there are too few examples, settings are out of range, or the module has no gradients per example.
+    """
+    settings, losses = training or ShadowTraining(), tasks.get(task)
+    if len(public_y) < LEAST:
+        raise ConfigError(f"layer risk needs at least {LEAST} public examples, got {len(public_y)}")
+    order = torch.randperm(len(public_y), generator=keys.torch_generator(Purpose.PROBE, 0))
+    count = min(max(int(settings.members * len(order)), LEAST // 4), len(order) - LEAST // 4)
+    inside, outside = order[:count], order[count:]
+    table = LayerTable.from_module(shadow)
+    steps = settings.epochs + len(table)
+    gradients = ExampleGradients(shadow, table, losses)
+    looks: list[Tensor] = []
+
+    def after(epoch: int) -> None:
+        if epoch % -(-settings.epochs // _LOOKS) == 0 and epoch < settings.epochs:
+            rows = inside[:_LOOKED_AT]
+            norms = gradients.sum(public_x[rows], public_y[rows], FlatClip(1.0)).norms
+            looks.append(layer_directions(norms).mean(dim=0))
+        if progress is not None and epoch:
+            progress(epoch, steps, "shadow model")
+
+    stream = keys.torch_generator(Purpose.PROBE, 1)
+    _fit(shadow, lambda rows: losses.losses(shadow(public_x[rows]), public_y[rows]), inside, settings, stream, after)
+    strengths = dict(zip(table.names, torch.stack(looks).mean(dim=0).tolist(), strict=True))
+    errors = layer_errors(
+        shadow,
+        public_x,
+        inside,
+        outside,
+        keys=keys,
+        training=settings,
+        progress=None if progress is None else lambda done, layer: progress(settings.epochs + done, steps, layer),
+    )
+    rates = {layer: (min(seen, 0.5), min(unseen, 0.5)) for layer, (seen, unseen) in errors.items()}
+    equal = min(len(inside), len(outside))
+    norms = [_norms(gradients, public_x, public_y, rows[:equal]) for rows in (inside, outside)]
+    by_norm = gradient_errors(norms[0], norms[1], keys.torch_generator(Purpose.PROBE, 4))
+    return [
+        LayerRisk(layer, *rates.get(layer, (0.5, 0.5)), strengths[layer], found)
+        for layer, found in zip(table.names, by_norm, strict=True)
+    ]
+
+
+def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) -> list[float]:
+    """Error rate of a threshold on gradient norms for each layer, chosen on one half of the examples for the other.
+
+    Args:
+        members: norms of members' gradients in each layer, [n, L].
+        others: the same for as many non-members, [n, L].
+        stream: random stream of the split.
+
+    Example:
+        >>> members, others = torch.rand(100, 1), torch.rand(100, 1) + 0.9
+        >>> gradient_errors(members, others, torch.Generator().manual_seed(0))[0] < 0.2
+        True
+    """
+    seen, unseen = _halves(len(members), stream)
+    found = []
+    for j in range(members.shape[1]):
+        places = torch.cat([members[seen, j], others[seen, j]]).sort().values
+        inside, outside = members[seen, j].sort().values, others[seen, j].sort().values
+        below = torch.searchsorted(inside, places, right=True) - torch.searchsorted(outside, places, right=True)
+        threshold = places[below.argmax()]
+        wrong = (members[unseen, j] > threshold).double().mean() + (others[unseen, j] <= threshold).double().mean()
+        found.append(min(float(wrong) / 2, 0.5))
+    return found
+
+
+def _halves(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two random halves of the numbers below `count`."""
+    order = torch.randperm(count, generator=stream)
+    return order[: count // 2], order[count // 2 :]
+
+
+def _norms(gradients: ExampleGradients, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+    """Norms of single examples' gradients in each layer, [n, L]."""
+    return torch.cat([gradients.sum(x[part], y[part], FlatClip(1.0)).norms for part in rows.split(_LOOKED_AT)])
+
+
+def layer_errors(
+    module: nn.Module,
+    x: Tensor,
+    inside: Tensor,
+    outside: Tensor,
+    *,
+    keys: KeyRing,
+    training: ShadowTraining | None = None,
+    progress: Callable[[int, str], None] | None = None,
+) -> dict[str, tuple[float, float]]:
+    """Error rates of one adversary per layer against a trained model, by layer: (training, held out).
+
+    The adversary knows half of the members and half of the non-members; the held-out rate is its error on the other
+    half. This is the second part of Algorithm 2. With a private model and its members it is an attack on this model,
+    and its result is private.
+
+    Args:
+        module: the model.
+        x: inputs [N, ...].
+        inside: rows of its training examples.
+        outside: rows of other examples.
+        keys: source of the adversaries' splits, batches, projections and initial weights.
+        training: settings of the adversaries.
+        progress: called with (layers done, layer).
+
+    Example:
+        >>> x, inside, outside = torch.linspace(-1, 1, 60)[:, None], torch.arange(30), torch.arange(30, 60)
+        >>> errors = layer_errors(nn.Sequential(nn.Linear(1, 8)), x, inside, outside, keys=KeyRing.from_seed(1))
+        >>> errors["0"][1] < 0.3  # members lie apart from the others
+        True
+    """
+    settings = training or ShadowTraining()
+    equal = min(len(inside), len(outside))
+    rows = torch.cat([inside[:equal], outside[:equal]])
+    members = torch.cat([torch.ones(equal), torch.zeros(equal)])
+    errors = {}
+    for number, (layer, features) in enumerate(_representations(module, x, rows, keys).items()):
+        errors[layer] = _errors(features, members, settings, keys.torch_generator(Purpose.PROBE, 2, number))
+        if progress is not None:
+            progress(number + 1, layer)
+    return errors
+
+
+def public_bias_weights(
+    module: nn.Module, layers: LayerTable, public_x: Tensor, public_y: Tensor, clip: float, task: Any = None
+) -> np.ndarray:
+    """Layer weights that minimise the bias of reweighted clipping on public examples, float64 [L], at least 0.
+
+    Let u_l be the mean of C_i g_il / ||g_il|| and grad_l the mean of g_il, both over the public examples. The weights
+    minimise sum_l ||w_l u_l - grad_l||^2 subject to sum_l w_l^2 = 1; negative ones are then set to 0. Passed as
+    `strengths` of "lm-dp-sgd" without error rates, they are a public form of the paper's weights for convergence.
+
+    Args:
+        module: a model of the architecture, at weights independent of private data.
+        layers: its layers.
+        public_x: public inputs [n, ...].
+        public_y: public targets [n, ...].
+        clip: C.
+        task: see `layer_risk`.
+
+    Source: LM-DP-SGD paper, Appendix D.2, which computes them from the private batch.
+
+    Example:
+        >>> x, y = torch.linspace(-1, 1, 20)[:, None], torch.arange(20) // 10
+        >>> model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 2))
+        >>> weights = public_bias_weights(model, LayerTable.from_module(model), x, y, clip=1.0)
+        >>> weights.shape, bool((weights >= 0).all())
+        ((2,), True)
+    """
+    gradients, count = ExampleGradients(module, layers, tasks.get(task)), len(layers)
+    alike = Reweighted(clip, (count**-0.5,) * count)
+    means = [
+        gradients.sum(public_x, public_y, scaling).total.double() / len(public_y)
+        for scaling in (alike, FlatClip(float("inf")))
+    ]
+    pairs = list(zip(layers.split(means[0] * count**0.5), layers.split(means[1]), strict=True))
+    squares, products = [float(u @ u) for u, _ in pairs], [float(u @ g) for u, g in pairs]
+    return np.maximum(bias_minimising_weights(squares, products), 0.0)
+
+
+def _representations(module: nn.Module, x: Tensor, rows: Tensor, keys: KeyRing) -> dict[str, Tensor]:
+    """Standardised outputs of every layer with trained parameters, of all its calls side by side, [n, features]."""
+    table = LayerTable.from_module(module)
+    found: dict[str, list[Tensor]] = {name: [] for name in table.names}
+    modules = dict(module.named_modules())
+    projections: dict[str, Tensor] = {}
+    calls: dict[str, list[Tensor]] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda _, __, output: calls.setdefault(name, []).append(output.detach().flatten(1))
+
+    def described(name: str, flat: Tensor) -> Tensor:
+        shape = torch.quantile(flat, _QUANTILES.to(flat), dim=1).T
+        if flat.shape[1] > FEATURES:
+            if name not in projections:
+                stream = keys.torch_generator(Purpose.PROBE, 3, table.names.index(name))
+                projections[name] = torch.randn(flat.shape[1], FEATURES, generator=stream) / flat.shape[1] ** 0.5
+            flat = flat @ projections[name]
+        return torch.cat([flat, shape], dim=1)
+
+    handles = [modules[name].register_forward_hook(keep(name)) for name in table.names if name in modules]
+    try:
+        with torch.no_grad():
+            for part in rows.split(256):
+                calls.clear()
+                module.eval()(x[part])
+                for name, outputs in calls.items():
+                    found[name].append(described(name, torch.cat(outputs, dim=1)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    stacked = {name: torch.cat(parts) for name, parts in found.items() if parts}
+    return {name: (value - value.mean(0)) / value.std(0).clamp(min=1e-6) for name, value in stacked.items()}
+
+
+def _errors(
+    features: Tensor, members: Tensor, settings: ShadowTraining, stream: torch.Generator
+) -> tuple[float, float]:
+    """Error rates of an adversary on the examples it is trained on, and on as many others."""
+    seen, unseen = _halves(len(members), stream)
+    with seeded(int(torch.randint(2**62, (), generator=stream))):
+        adversary = nn.Sequential(nn.Linear(features.shape[1], 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0))
+    entropy = nn.functional.binary_cross_entropy_with_logits
+    own = ShadowTraining(epochs=settings.adversary_epochs, batch_size=settings.batch_size)
+    _fit(adversary, lambda rows: entropy(adversary(features[rows]), members[rows], reduction="none"), seen, own, stream)
+    with torch.no_grad():
+        wrong = (adversary(features) > 0).float() != members
+    return float(wrong[seen].float().mean()), float(wrong[unseen].float().mean())
+
+
+def _fit(
+    module: nn.Module,
+    losses: Callable[[Tensor], Tensor],
+    rows: Tensor,
+    settings: ShadowTraining,
+    stream: torch.Generator,
+    after: Callable[[int], None] = lambda epoch: None,
+) -> None:
+    """Minimise the mean loss of some examples with Adam; `after` is called with the number of passes, 0 at first."""
+    optimizer = torch.optim.Adam(module.train().parameters(), lr=settings.lr)
+    after(0)
+    for epoch in range(1, settings.epochs + 1):
+        for batch in rows[torch.randperm(len(rows), generator=stream)].split(settings.batch_size):
+            optimizer.zero_grad()
+            losses(batch).mean().backward()
+            optimizer.step()
+        after(epoch)

@@ -1,0 +1,210 @@
+"""The commands `fedlgm study` and `fedlgm compare`. Heavy imports happen inside."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from simulations import tables
+from simulations.ending import interrupted
+from simulations.shell import JsonOption, SetOption, console, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from fedlgm_lab.studies.results import Study
+    from fedlgm_lab.studies.rows import Row
+
+
+def study(
+    name: Annotated[
+        str | None, typer.Argument(help="A bundled study or a TOML file; or a recipe, with --grid.", metavar="STUDY")
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            help="key=value,value: mechanism, or any key of the recipe; replaces the study's grid; repeatable.",
+        ),
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option("--search", help="key=value,value: each method takes the best; repeatable."),
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the bundled studies.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A short trial of a study.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each combination.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, each in its own process.")] = 1,
+    ray_address: Annotated[
+        str | None, typer.Option(help="A Ray cluster; each of its CPUs makes one run at a time.")
+    ] = None,
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run every combination of a grid and show the figures; finished runs are not repeated."""
+    if listed:
+        _list(as_json)
+        return
+    from fedlgm_lab.studies import claims, files, frames, records
+    from fedlgm_lab.studies.study import study as run
+
+    parsed = files.asked(name, grid or (), search or (), overrides or (), quick)
+    label = parsed.name or Path(parsed.recipe).stem
+    folder = out or Path("runs") / f"study-{label}{'-quick' if quick else ''}"
+    with _continued(), contextlib.redirect_stdout(sys.stderr):
+        found = run(
+            parsed.recipe,
+            grid=parsed.grid,
+            seeds=seeds or parsed.seeds,
+            workers=ray_address or workers,
+            overrides=parsed.set,
+            folder=folder,
+            search=parsed.search or None,
+            search_seeds=parsed.search_seeds,
+            progress=not as_json,
+        )
+    frames.require_finished(found.to_frame())
+    checked = claims.check(parsed.claims, found.to_frame(), found.compared_keys, found.headline)
+    metric = parsed.y or found.headline
+    kept: dict[str, Any] = {
+        "study": label,
+        "paper": parsed.paper,
+        "recipe": parsed.recipe,
+        "set": parsed.set,
+        "grid": parsed.grid,
+        "claims": [vars(one) for one in checked],
+        **records.kept(found.records, [metric] if parsed.x == "round" else []),
+    }
+    files_told = _write(found, kept, parsed.metrics, parsed.x, metric)
+    table = found.table(parsed.metrics)
+    if as_json:
+        print_json(kept | {"cells": records.rows_of(table), "out": str(folder)})
+        return
+    if console.is_terminal:
+        texts = [
+            [escape(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row] for row in table.values
+        ]
+        console.print(tables.table(None, table.columns, texts, left=found.keys, keys=len(found.keys)), highlight=False)
+    else:
+        console.print(table.to_string(index=False), highlight=False, markup=False, soft_wrap=True)
+    frame = found.to_frame()
+    for _, row in frame[frame["reason"] != ""].iterrows():
+        console.print(f"note: {row['method']}, seed {row['seed']}: {row['reason']}", highlight=False, markup=False)
+    for one in checked:
+        console.print(f"{one.outcome}: {one.says} ({one.found()})", highlight=False, markup=False, soft_wrap=True)
+    console.print(str(found).splitlines()[-1], highlight=False, markup=False)
+    console.print(files_told)
+
+
+def compare(
+    recipe: str | None,
+    methods: Sequence[str] | None,
+    seeds: int,
+    overrides: Iterable[str],
+    epsilons: Sequence[float],
+    partitions: Sequence[str],
+    engine: str,
+    workers: int,
+    attacks: str | None,
+    inception: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> Group | Row:
+    """A study of methods, budgets and partitions, as tables, or as all figures with `as_json`.
+
+    Args:
+        recipe: see `fedlgm_lab.studies.jobs.jobs`, as for the next five arguments.
+        methods: labels.
+        seeds: repetitions.
+        overrides: changes.
+        epsilons: budgets.
+        partitions: schemes.
+        engine: engine that trains.
+        workers: processes that take one run each.
+        attacks: see `fedlgm_lab.attacks.runs.measured.Attacks.parse`.
+        inception: see `fedlgm_lab.attacks.runs.measured.Attacks.parse`.
+        out: folder of the runs.
+        as_json: whether to return figures instead of tables.
+    """
+    from rich.console import Group
+
+    from fedlgm_lab.studies import comparison, records
+    from fedlgm_lab.studies.jobs import jobs
+    from fedlgm_lab.studies.results import Study
+    from fedlgm_lab.studies.study import complete
+    from simulations.progress import progress
+
+    wanted = None
+    if attacks is not None or inception is not None:
+        from fedlgm_lab.attacks.runs import measured, table
+        from simulations.config.assembly import Assembly
+
+        wanted = measured.Attacks.parse(attacks or "", inception)
+    todo = jobs(recipe, methods, seeds, overrides, epsilons, partitions)
+    if wanted is not None and wanted.labels:
+        wanted = wanted.numbered(Assembly(todo[0].recipe, todo[0].own).dataset)  # before the first run
+    folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
+    with _continued(), contextlib.redirect_stdout(sys.stderr):
+        failed = complete(todo, folder, workers, not as_json, engine)
+        if wanted is not None:
+            with progress("attacks", not as_json) as on_attack:
+                done = [job for job in todo if job.folder not in failed]
+                rows = measured.measure(done, folder, wanted, progress=on_attack)
+    found = Study(folder, records.RunRecords(folder, todo, failed))
+    summary = comparison.summarise(found) | {"out": str(folder)}
+    files_told = _write(found, records.kept(found.records))
+    if wanted is not None:
+        summary["attacks"] = table.cells(summary, rows)
+    if as_json:
+        return summary
+    attacked = [table.tables(summary["attacks"])] if wanted is not None else []
+    return Group(comparison.tables(summary), *attacked, files_told)
+
+
+def _write(
+    found: Study, kept: dict[str, Any], metrics: list[str] | None = None, x: str | None = None, y: str | None = None
+) -> str:
+    """Write a study's files into its folder; returns their names as text."""
+    from fedlgm_lab.studies.records import FILE, NOT_KEPT, writing
+    from simulations.runs import strict_json
+
+    csv, latex, picture, json = (found.folder / name for name in ("runs.csv", "table.tex", "study.svg", FILE))
+    with writing(found.folder):
+        strict_json.write(json, kept, indent=1)
+        found.to_frame().drop(columns=NOT_KEPT).to_csv(csv, index=False)
+        found.to_latex(latex, metrics)
+        found.plot(picture, x=x, y=y)
+    return f"files: {csv}, {latex}, {picture}, {json}"
+
+
+@contextlib.contextmanager
+def _continued() -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        interrupted("interrupted; the same command continues the study")
+        raise
+
+
+def _list(as_json: bool) -> None:
+    from fedlgm_lab.studies import files
+
+    found = {name: files.load(name) for name in files.names()}
+    others = files.elsewhere()
+    if as_json:
+        described = {name: {"paper": one.paper, "title": one.title, "data": one.data} for name, one in found.items()}
+        print_json(described | {name: one.model_dump() for name, one in others.items()})
+        return
+    from simulations.tables import listed
+
+    console.print("Bundled studies; what each needs: --json, or docs/results/studies.md", markup=False)
+    listed(console, [(name, study.title) for name, study in found.items()])
+    console.print("\nTables and figures that are not grids of runs", markup=False)
+    listed(console, [(name, f"{other.title}; {other}") for name, other in others.items()])

@@ -1,0 +1,152 @@
+"""`fedlgm compare`: a study of methods, budgets and partitions, with the first method's lead over the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from fedlgm_lab.studies import frames, joint
+from fedlgm_lab.studies.noise import model_noise
+from fedlgm_lab.studies.records import rows_of
+from fedlgm_lab.studies.results import Study, paired
+from fedlgm_lab.studies.rows import Row
+from fedlgm_lab.studies.statistics import difference
+from simulations.runs.folder import RunFolder
+from simulations.runs.headline import headline, is_share, shown
+from simulations.summaries.terminal import number
+from simulations.tables import table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+LAST = 5
+"""Number of evaluated rounds at a run's end whose mean is its figure, as in the papers."""
+
+_OF_A_CELL = ("delta", "guarantee", "guarantee_status", "noise_reproducible")
+_NOISES = {"noise_scale": "noise scale", "model_noise": "noise of the model"}
+_NAMES = {"privacy.epsilon": "epsilon_budget", "data.partition": "partition", "seed": "repetition", "n": "seeds"}
+
+
+def summarise(found: Study) -> Row:
+    """Figures of a finished comparison.
+
+    A run's headline metric is its mean over the last `LAST` evaluated rounds. `noise_scale` sums the norms of the
+    noise in the rounds' means; `model_noise` is the noise in the last model (see the function). Methods are compared
+    as in `Study.difference`.
+
+    Args:
+        found: the runs (see `fedlgm_lab.studies.jobs.jobs`).
+
+    Returns:
+        "methods", one row per run in "runs" and per cell (method, budget, partition) in "cells", the first method's
+        lead over the others in "differences", "failed" with messages, and the joint cost "together".
+
+    Raises:
+        RunError: no run is finished.
+        LedgerError: a run's ledger does not verify.
+    """
+    frame = _figures(found)
+    done = frame[frame["status"] == "finished"]
+    frames.require_finished(frame)
+    measured = [found.headline, *_NOISES]
+    cells = []
+    for cell in rows_of(frames.cells(done, found.keys, [*measured, "seconds"])):
+        first = rows_of(frames.at(done, {key: cell[key] for key in found.keys}))[0]
+        cells.append(cell | {name: first[name] for name in _OF_A_CELL})
+    methods = list(dict.fromkeys(frame["method"]))
+    return {
+        "methods": methods,
+        "headline": found.headline,
+        "runs": _renamed(rows_of(done)),
+        "cells": _renamed(cells),
+        "differences": _renamed([row for other in methods[1:] for row in _leads(found, done, methods[0], other)]),
+        "failed": _renamed(rows_of(frame[frame["status"] != "finished"])),
+        "together": found.joint,
+    }
+
+
+def _figures(found: Study) -> DataFrame:
+    """The study's frame with the figures of a comparison."""
+    frame = found.to_frame().rename(columns={"guarantee": "guarantee_status"})
+    frame = frame.assign(model_noise=np.nan, guarantee="", delta=np.nan)
+    for index, path in frame.loc[frame["status"] == "finished", "folder"].items():
+        folder = RunFolder.open(path)
+        result = folder.finished()
+        rows = folder.every_row(result)
+        last = [headline(row)[1] for row in rows if "loss" in row][-LAST:]
+        figures = [np.mean(last), model_noise(folder, rows)[-1], result["guarantee"], result["delta"]]
+        frame.loc[index, [found.headline, "model_noise", "guarantee", "delta"]] = figures
+    return frame
+
+
+def _leads(found: Study, done: DataFrame, first: str, other: str) -> list[Row]:
+    """Differences between two methods in the cells of which both have two seeds."""
+    leads = []
+    for cell in frames.cells_of(done, found.compared_keys, {}):
+        for metric in (found.headline, *_NOISES, "claimed_epsilon"):
+            both, _ = paired(done, cell, ("method", first, other), metric)
+            if len(both) > 1:
+                lead = asdict(difference(both["a"], both["b"]))
+                leads.append({"method": other, **cell, "metric": metric, **lead})
+    return leads
+
+
+def _renamed(rows: Sequence[Row]) -> list[Row]:
+    return [{_NAMES.get(name, name): value for name, value in row.items() if name != "mechanism"} for row in rows]
+
+
+def tables(summary: Row) -> Group:
+    """Accuracy, noise and privacy of every cell, the first method's lead, and the explanatory sentences."""
+    cells, score = summary["cells"], summary["headline"]
+    columns = ("method", "budget", "partition", score, *_NOISES.values(), "guarantee", "proven", "claimed", "seconds")
+    made = table("Accuracy, noise and privacy spent", columns, left=("method", "partition", "guarantee"), keys=3)
+    for cell in cells:
+        made.add_row(*_names(cell), *(_measured(cell, name) for name in (score, *_NOISES)), *_spent(cell))
+    for row in summary["failed"]:
+        made.add_row(*_names(row), row["status"])
+    notes = [f"note: {row['method']}, run {row['repetition']}: {row['reason']}" for row in summary["failed"]]
+    notes.append(
+        f"{score}: mean of the last {LAST} evaluated rounds; noise scale: l2 norm of the noise in a round's mean, "
+        "summed over the rounds; noise of the model: l2 norm of the noise in all rounds' means together"
+    )
+    sentences = dict.fromkeys(f"{cell['method']}: {cell['guarantee']}" for cell in cells)
+    leads = [_lead_table(summary)] if summary["differences"] else []
+    return Group(made, *leads, *map(escape, sentences), "", joint.sentence(summary["together"]), *map(escape, notes))
+
+
+def _lead_table(summary: Row) -> Table:
+    title = f"Differences: {summary['methods'][0]} minus the others, with the 95 % interval and p"
+    made = table(
+        title, ("method", "budget", "partition", "figure", "difference"), left=("method", "partition", "figure"), keys=4
+    )
+    for row in summary["differences"]:
+        mean, low, high = (row[name] * (100 if is_share(row["metric"]) else 1) for name in ("mean", "low", "high"))
+        figure = f"{row['metric'].replace('_', ' ')}{' in %' if is_share(row['metric']) else ''}"
+        made.add_row(*_names(row), figure, f"{mean:+.3g} ({low:.3g} to {high:.3g}; p = {row['p']:.2g})")
+    return made
+
+
+def _names(row: Row) -> list[str]:
+    return [escape(row["method"]), budget(row), escape(str(row["partition"]))]
+
+
+def budget(row: Row) -> str:
+    """A row's budget as text."""
+    return "-" if row["epsilon_budget"] is None else f"{row['epsilon_budget']:g}"
+
+
+def _measured(cell: Row, name: str) -> str:
+    """Mean and standard deviation, which one run does not have."""
+    spread = f" ± {shown(name, cell[f'{name}_std'])}" if cell["seeds"] > 1 else ""
+    return f"{shown(name, cell[name])}{spread}"
+
+
+def _spent(cell: Row) -> list[str]:
+    figures = [f"{number(cell[name])} at {cell['delta']:g}" for name in ("epsilon", "claimed_epsilon")]
+    return [cell["guarantee_status"], *figures, f"{cell['seconds']:.2f}"]

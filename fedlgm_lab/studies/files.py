@@ -1,0 +1,216 @@
+"""Studies as TOML files: users' files, and the bundled ones for papers' tables and figures.
+
+title = "Three mechanisms at two budgets"
+recipe = "digits"
+seeds = 5
+
+[grid]
+mechanism = ["uniform", "gaussian", {label = "small bound", name = "uniform", options = {bound = 0.5}}]
+"privacy.epsilon" = [8.0, 2.0]
+
+[set]                      # for all runs
+"federation.rounds" = 50
+
+[quick]                    # with --quick, on top of it
+"federation.rounds" = 2
+
+[[claims]]                 # what is said about it, and checked: see `fedlgm_lab.studies.claims`
+says = "A small bound costs accuracy"
+a = "small bound"
+b = "uniform"
+expect = "lower"
+"""
+
+from __future__ import annotations
+
+import tomllib
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedlgm.errors import ConfigError, Notice, alternatives, explained
+from fedlgm_lab.studies.claims import Claim
+from fedlgm_lab.studies.search import LEAST_SEEDS
+from simulations.config import extends
+from simulations.config.grids import parsed
+from simulations.config.overrides import settings
+from simulations.config.sections import Label
+
+BUNDLED = Path(__file__).parent
+_ELSEWHERE = "elsewhere"
+_DEEPEST = 5
+_IN_REPOSITORY = " (in the folder of fedlgm's repository)"  # elsewhere Python finds other packages of this name
+
+
+class StudyFile(BaseModel):
+    """Content of a study's file.
+
+    Attributes:
+        name: name of the study; default: name of its file.
+        title: title in one line.
+        paper: the table or figure that it reproduces, such as "002, Table 3".
+        data: required data, and where to get them; empty for bundled data.
+        recipe: bundled name or path.
+        seeds: repetitions.
+        grid, search, search_seeds: see `simulations.study`.
+        set: changes of the recipe for all runs.
+        quick: further changes, for a short trial.
+        claims: the paper's claims.
+        x: key over which the picture is drawn, or "round" (see `Study.plot`).
+        y: metric of the picture (see `Study.plot`).
+        metrics: columns of the table (see `Study.table`).
+
+    In a file, `extends` names a bundled study that supplies the values which the file lacks. A section of the file
+    replaces the whole section.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Label = ""
+    title: str = ""
+    paper: str = ""
+    data: str = ""
+    recipe: str = "digits"
+    seeds: int = Field(default=3, ge=1)
+    grid: dict[str, list[Any]] = {}
+    search: dict[str, list[Any]] | None = None
+    search_seeds: int = Field(default=LEAST_SEEDS, ge=LEAST_SEEDS)
+    set: dict[str, Any] = {}
+    quick: dict[str, Any] = {}
+    claims: list[Claim] = []
+    x: str | None = None
+    y: str | None = None
+    metrics: list[str] | None = None
+
+
+class Elsewhere(BaseModel):
+    """A table or figure that no grid of runs reproduces.
+
+    Attributes:
+        title: title in one line.
+        paper: the paper's table or figure.
+        command: the command that makes it; empty if there is none.
+        why: the reason if there is no command.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    paper: str
+    command: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        if not self.command:
+            return f"not made: {self.why}"
+        return f"made by: {self.command}" + _IN_REPOSITORY * self.command.startswith("python -m benchmarks.")
+
+
+def elsewhere() -> dict[str, Elsewhere]:
+    """The papers' tables and figures that are not studies, by name.
+
+    Example:
+        >>> print(elsewhere()["003-table-3"])
+        made by: python -m benchmarks.inid (in the folder of fedlgm's repository)
+    """
+    raw = tomllib.loads((BUNDLED / f"{_ELSEWHERE}.toml").read_text(encoding="utf-8"))
+    return {name: Elsewhere.model_validate(one) for name, one in raw.items()}
+
+
+def names() -> tuple[str, ...]:
+    """Bundled studies.
+
+    Example:
+        >>> "004-table-2" in names()
+        True
+    """
+    return tuple(sorted(path.stem for path in BUNDLED.glob("*.toml") if path.stem != _ELSEWHERE))
+
+
+def load(study: str) -> StudyFile:
+    """A bundled study, or one in a file.
+
+    Raises:
+        ConfigError: there is no such study, the file is not TOML, or a key is unknown.
+
+    Example:
+        >>> load("004-table-2").recipe
+        'ladp-fashion-mnist'
+    """
+    if study in elsewhere():
+        raise ConfigError(f"{study} is not a grid of runs; {elsewhere()[study]}")
+    path = Path(study)
+    if study in names():
+        path = BUNDLED / f"{study}.toml"
+    elif path.suffix != ".toml" or not path.is_file():
+        known = alternatives(study, (*names(), *elsewhere()), "a TOML file", listed="fedlgm study --list")
+        raise ConfigError(f"no study {study!r}; {known}")
+    try:
+        return StudyFile.model_validate(_read(path, 0))
+    except ValidationError as error:
+        said = "\n".join(explained(item, StudyFile.model_fields) for item in error.errors())
+        raise ConfigError(f"{path}: {said}") from error
+
+
+def _read(path: Path, depth: int) -> dict[str, Any]:
+    """Raw values of a study's file on top of those of the bundled study that it `extends`."""
+    raw = extends.read(path, depth, _DEEPEST, "studies")
+    base = raw.pop("extends", None)
+    if base is not None and base not in names():
+        raise ConfigError(f"{path}: `extends` names no bundled study; {alternatives(base, names())}")
+    return ({} if base is None else _read(BUNDLED / f"{base}.toml", depth + 1)) | {"name": path.stem} | raw
+
+
+def asked(
+    name: str | None, grid: Iterable[str], search: Iterable[str], overrides: Iterable[str], quick: bool = False
+) -> StudyFile:
+    """The study that a command names: a bundled one, one in a file, or a recipe with a grid.
+
+    Args:
+        name: name of the study, or of a recipe if there is a grid.
+        grid: "key=value,value", in addition to the study's; a key that the study has is replaced, with a notice.
+        search: "key=value,value", in addition to the study's search.
+        overrides: "section.key=value", in addition to the study's changes.
+        quick: whether to apply the study's `quick` changes, with one seed.
+
+    Raises:
+        ConfigError: as in `load` and `simulations.config.grids.parsed`; or there is neither a study nor a grid.
+    """
+    from simulations.config import recipe as recipes
+
+    axes, searched = parsed(grid), parsed(search, "--search")
+    if name is not None and (not axes or name in names() or name in elsewhere() or _is_study(Path(name))):
+        found = load(name)
+    elif axes:
+        found = StudyFile(recipe=name or recipes.DEFAULT)
+    else:
+        raise ConfigError("a study needs --grid key=value,value, or the name of a bundled one: see fedlgm study --list")
+    for key in axes.keys() & found.grid.keys():
+        kept = ", ".join(f"{other} ({len(values)} values)" for other, values in found.grid.items() if other not in axes)
+        warnings.warn(
+            Notice(
+                f"--grid {key} replaces the study's own {len(found.grid[key])} values of it"
+                + (f"; its other keys stay: {kept}" if kept else "")
+            ),
+            stacklevel=2,
+        )
+    changes = found.set | (found.quick if quick else {}) | dict(settings(overrides))
+    return found.model_copy(
+        update={
+            "grid": found.grid | axes,
+            "search": (found.search or {}) | searched,
+            "set": changes,
+            "seeds": 1 if quick else found.seeds,
+        }
+    )
+
+
+def _is_study(path: Path) -> bool:
+    """Whether a file holds a study, and not a recipe, which has neither a grid nor claims."""
+    try:
+        return bool({"grid", "claims"} & tomllib.loads(path.read_text(encoding="utf-8")).keys())
+    except (OSError, ValueError, RecursionError):
+        return False

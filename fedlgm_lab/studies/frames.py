@@ -1,0 +1,244 @@
+"""Figures of a study's runs as pandas frames, and as LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.training import inputs
+from fedlgm.training.tasks import evaluate
+from fedlgm.training.tasks.own_figures import own_figures
+from fedlgm_lab.studies.jobs import Job
+from fedlgm_lab.studies.statistics import interval
+from simulations.config.assembly import Assembly
+from simulations.config.own import Own
+from simulations.runs.folder import RunFolder
+from simulations.runs.headline import is_share
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_SPENT = ("epsilon", "claimed_epsilon", "audited_epsilon")
+_FIRST, _LAST = ("seed", "status", "reason", *_SPENT, "guarantee", "noise_reproducible"), ("seconds", "folder")
+_ABOUT = (*_FIRST, *_LAST)
+_IN_LATEX = str.maketrans({"\\": r"\textbackslash ", **{character: f"\\{character}" for character in "&%$#_{}"}})
+_FIGURES = (*_SPENT, "noise_norm", "noise_scale", "seconds")
+_ROUND = ("epsilon", "claimed_epsilon", "noise_norm", "noise_scale", "released")
+
+
+def runs(jobs: Sequence[Job], out: Path, failed: Mapping[str, str], keys: Sequence[str], headline: str) -> DataFrame:
+    """One row per run, in the order of the jobs."""
+    import pandas as pd
+
+    rows = [_row(job, out / job.folder, failed.get(job.folder)) for job in jobs]
+    names = [name for name in dict.fromkeys(key for row in rows for key in row) if name not in (*keys, *_ABOUT)]
+    names = [headline, *(name for name in names if name != headline)]
+    return pd.DataFrame(rows).reindex(columns=[*keys, *_FIRST, *names, *_LAST])
+
+
+def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> DataFrame:
+    """One row per run and round."""
+    import pandas as pd
+
+    rows = []
+    for job in jobs:
+        path = out / job.folder
+        for row in RunFolder.open(path).rows() if path.exists() else ():
+            own = {name: row[name] for name in _ROUND if name in row}  # type: ignore[literal-required]
+            rows.append({**_keys(job), "seed": job.repetition, "round": row["round"], **own, **row.get("metrics", {})})
+    return pd.DataFrame(rows).reindex(columns=list(dict.fromkeys([*keys, *(key for row in rows for key in row)])))
+
+
+def cells(frame: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> DataFrame:
+    """One row per cell, with n, mean, interval and standard deviation of the metrics, and the largest epsilons."""
+    import pandas as pd
+
+    rows = []
+    for cell in cells_of(frame, list(keys), {}):
+        own = at(frame, cell)
+        done = own[own["status"] == "finished"]
+        row = {**cell, "n": len(done), "failed": len(own) - len(done)}
+        for name in metrics:
+            values = done[name].astype(float).dropna()
+            low, high = interval(values)
+            spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+            row |= {name: values.mean(), f"{name}_low": low, f"{name}_high": high, f"{name}_std": spread}
+        row |= {name: done[name].max() for name in ("epsilon", "claimed_epsilon")}
+        rows.append(row | {"guarantee": next(iter(done["guarantee"]), "")})
+    return pd.DataFrame(rows)
+
+
+def latex(table: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> str:
+    """A table of `cells` in LaTeX, for the package booktabs."""
+    shown = [key for key in keys if key != "mechanism" and (key == "method" or table[key].map(repr).nunique() > 1)]
+    header = [key.rpartition(".")[2].replace("_", " ") for key in shown]
+    header += [f"{name} (\\%)" if is_share(name) else name for name in metrics] + ["$n$", "$\\varepsilon$", "guarantee"]
+    lines = []
+    for _, row in table.iterrows():
+        values = [_escaped(_short(row[key])) for key in shown]
+        values += [_measured(row, name) for name in metrics]
+        lines.append([*values, str(row["n"]), _number(row["epsilon"]), _escaped(str(row["guarantee"]))])
+    layout = "l" * len(shown) + "r" * (len(metrics) + 2) + "l"
+    body = "\n".join(" & ".join(line) + r" \\" for line in lines)
+    title = " & ".join(_escaped(name) if "\\" not in name and "$" not in name else name for name in header)
+    return (
+        f"\\begin{{tabular}}{{{layout}}}\n\\toprule\n{title} \\\\\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+    )
+
+
+def cells_of(frame: DataFrame, keys: list[str], values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The combinations of some columns' values, each once, in order; those of a mapping are fixed."""
+    seen = set()
+    for _, row in frame.iterrows():
+        cell = {key: row[key] for key in keys}
+        name = tuple(map(name_of, cell.values()))
+        if name not in seen and all(name_of(cell[key]) == name_of(value) for key, value in values.items()):
+            seen.add(name)
+            yield cell
+
+
+def values_of(frame: DataFrame, key: str) -> list[Any]:
+    """The values of a column, each once, in order."""
+    return [cell[key] for cell in cells_of(frame, [key], {})]
+
+
+def at(frame: DataFrame, values: Mapping[str, Any]) -> DataFrame:
+    """The rows that have these values."""
+    chosen = np.ones(len(frame), dtype=bool)
+    for key, value in values.items():
+        chosen &= np.array([name_of(own) == name_of(value) for own in frame[key]], dtype=bool)
+    return frame[chosen]
+
+
+def metrics_of(frame: DataFrame, keys: Sequence[str]) -> list[str]:
+    """Names of the metrics among the columns of `runs`."""
+    return [name for name in frame.columns if name not in (*keys, *_ABOUT)]
+
+
+def require_finished(frame: DataFrame) -> None:
+    """Refuse a study without figures.
+
+    Args:
+        frame: a study's runs.
+
+    Raises:
+        RunError: no run is finished; the message has the first one's reason.
+    """
+    if len(frame) and not (frame["status"] == "finished").any():
+        raise RunError(f"no run of the study is finished: {frame['reason'].iloc[0]}")
+
+
+def check_metric(frame: DataFrame, metrics: Sequence[str], name: Any) -> None:
+    """Refuse the name of a column that holds no figures.
+
+    Args:
+        frame: a study's runs or rounds.
+        metrics: the names to suggest.
+        name: the given name.
+
+    Raises:
+        ConfigError: another name.
+        RunError: no run is finished.
+    """
+    if "status" in frame:
+        require_finished(frame)
+    if name not in [column for column in frame if column in (*_FIGURES, *metrics)]:
+        raise ConfigError(f"no metric {name!r} in this study; it has {', '.join(metrics)}")
+
+
+def metrics_at(path: Path, own: Own) -> dict[str, float]:
+    """A finished run's metrics. Those that were not measured in the run are measured on its final model.
+
+    The names that `own.evaluate` returns are unknown before its call, so it is called again.
+    """
+    folder = RunFolder.open(path)
+    result = folder.result()
+    if result is None:
+        return {}
+    found = dict(result["metrics"])
+    missing = {name: function for name, function in (own.metrics or {}).items() if name not in found}
+    if missing or own.evaluate is not None:
+        from simulations.api import result_of
+
+        module = result_of(result, own).model()
+        if missing:
+            measured = Assembly(folder.recipe(), own)
+            x, y = inputs.tensors(measured.dataset.test_x), torch.from_numpy(measured.dataset.test_y)
+            found |= evaluate(measured.task, module, x, y, metrics=missing)
+        if own.evaluate is not None:
+            found |= own_figures(own.evaluate, result["rounds"], module)
+    return found
+
+
+def _keys(job: Job) -> dict[str, Any]:
+    return {"method": job.method, **{key: _cell(value) for key, value in job.point.items()}}
+
+
+def _row(job: Job, path: Path, why: str | None) -> dict[str, Any]:
+    row = {**_keys(job), "seed": job.repetition, "status": "finished", "reason": "", "folder": str(path)}
+    if why is not None:
+        diverged = path.exists() and RunFolder(path).diverged.read() is not None
+        return row | {"status": "diverged" if diverged else "failed" if path.exists() else "refused", "reason": why}
+    folder = RunFolder.open(path)
+    result = folder.finished()
+    row |= metrics_at(path, job.own)
+    row |= {name: result.get(name) for name in _SPENT}
+    rows = folder.every_row(result, private=True)
+    row["noise_scale"] = sum(float(one["noise_scale"]) for one in rows)
+    seconds = sum(float(one.get("seconds", 0.0)) for one in rows)
+    about = {"guarantee": result["guarantee_status"], "noise_reproducible": result["noise_reproducible"]}
+    return row | about | {"seconds": seconds}
+
+
+def _cell(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def name_of(value: Any) -> str:
+    """Equal names for equal values, regardless of their type in the frame; None and NaN have the same name."""
+    if is_missing(value):
+        return "\0"  # no text has this name, not even "none"
+    if isinstance(value, list):
+        value = tuple(value)
+    if isinstance(value, (bool, np.bool_)):
+        return str(bool(value))
+    return f"{float(value)!r}" if isinstance(value, (int, float, np.number)) else str(value)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a frame's value is None or NaN, as where a key means nothing for a method."""
+    return value is None or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+
+
+def _short(value: Any) -> str:
+    if is_missing(value):
+        return "--"
+    return f"{value:g}" if is_number(value) else str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a frame's value is a number, not a Boolean."""
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def _measured(row: Any, name: str) -> str:
+    """Mean and half the interval: shares in percent."""
+    if not np.isfinite(row[name]):
+        return "--"
+    share = is_share(name)
+    mean, reach = row[name], (row[f"{name}_high"] - row[f"{name}_low"]) / 2
+    shown = [f"{100 * value:.2f}" if share else f"{value:.4g}" for value in (mean, reach) if np.isfinite(value)]
+    return "$" + r" \pm ".join(shown) + "$"
+
+
+def _number(value: float) -> str:
+    return "$\\infty$" if np.isinf(value) else "--" if np.isnan(value) else f"{value:.3g}"
+
+
+def _escaped(text: str) -> str:
+    return text.translate(_IN_LATEX)

@@ -1,0 +1,322 @@
+"""The runs of a study, with their recipes and noise keys."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from fedlgm.errors import ConfigError
+from fedlgm.noise.keys import KeyRing
+from fedlgm_lab.studies.methods import Method, methods_of, own_name, usual
+from fedlgm_lab.studies.networks import Network, networks_of
+from simulations.config import recipe as recipes
+from simulations.config.fingerprints import object_digest
+from simulations.config.grids import listed
+from simulations.config.overrides import Overrides, override, settings
+from simulations.config.own import Own
+from simulations.config.recipe import Recipe
+
+_OWN_KEYS = ("name", "variant", "group_by")
+_RESERVED = {  # what tells the runs of a study apart, and what sets it on the command line and in Python
+    "name": ("--out", "folder"),
+    "mechanism.name": ("--methods", "grid={'mechanism': ...}"),
+    "mechanism.variant": ("--methods", "grid={'mechanism': ...}"),
+    "privacy.epsilon": ("--epsilon", "grid"),
+    "data.partition": ("--partition", "grid"),
+    "run.seed": ("--seeds and run.seed of all methods", "seeds and overrides"),
+    "model.seed": ("--seeds and run.seed of all methods", "seeds and overrides"),
+}
+_NAMING = ("mechanism.name", "mechanism.variant")
+_NO_AXIS = ("name", "title", *_NAMING, "run.seed", "model.seed")
+_PLAIN_NAME = re.compile(r"[^\w.+=-]+")
+_LONGEST = 100
+MODEL = "model"
+"""The grid's key of models (see `fedlgm_lab.studies.networks`)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a set.
+
+    Attributes:
+        method: label of its mechanism.
+        repetition: number of the repetition, from 0.
+        recipe: complete recipe of the run; of a refused run, the study's own.
+        folder: name of the run's folder.
+        point: its values of the grid's keys.
+        own: its Python objects.
+        refused: reason why the run cannot be started; empty if it can.
+    """
+
+    method: str
+    repetition: int
+    recipe: Recipe
+    folder: str
+    point: Mapping[str, Any] = field(default_factory=dict)
+    own: Own = Own()  # noqa: RUF009  (frozen)
+    refused: str = ""
+
+
+def jobs(
+    recipe: str | None,
+    methods: Sequence[str] | None,
+    seeds: int,
+    overrides: Iterable[str] = (),
+    epsilons: Sequence[float] = (),
+    partitions: Sequence[str] = (),
+) -> list[Job]:
+    """The runs of a comparison, that is, of a study of methods, budgets and partitions, with the first method's first.
+
+    Args:
+        recipe: bundled name or path; its mechanism section gives options to every method that has them.
+        methods: "mechanism", "mechanism:variant" or "package.module:Class"; None compares the recipe's own mechanism
+            with plain ones (see `fedlgm_lab.studies.methods.usual`).
+        seeds: repetitions of each method. With a seed in the recipe a run's keys are derived from it and from all
+            settings of the run; without one they come from the operating system. Repetitions of all methods start from
+            the same initial models, which are public.
+        overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one of them. Keys of [mechanism]
+            reach the methods that have such an option.
+        epsilons: budgets; the recipe's own if empty.
+        partitions: partition schemes; the recipe's own if empty. A scheme ignores options that it does not have.
+
+    Raises:
+        ConfigError: a method, key or value is unknown.
+    """
+    if methods is not None and (not methods or len(set(methods)) != len(methods)):
+        raise ConfigError(f"--methods takes different mechanisms, got {', '.join(methods) or 'none'}")
+    if seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1, got {seeds}")
+    given = list(overrides)
+    if methods is None:
+        whole = recipes.load(recipe, [text for text in given if "/" not in _key(text)])
+        methods, given = usual(whole), [text for text in given if _key(text) not in _NAMING]
+        base, (_, mechanism, own) = whole, _sorted_overrides(methods, given)
+    else:
+        common, mechanism, own = _sorted_overrides(methods, given)
+        base = recipes.load(recipe, common)
+    made = [replace(method, changes=dict(settings(own[method.label]))) for method in methods_of(methods)]
+    grid: dict[str, list[Any]] = {
+        "privacy.epsilon": list(epsilons) or [base.privacy.epsilon],
+        "data.partition": list(partitions) or [base.data.partition],
+    }
+    return planned(base, made, grid, range(seeds), dict(settings(mechanism)))
+
+
+def grid_jobs(
+    base: Recipe,
+    grid: Mapping[str, Any],
+    seeds: Sequence[int],
+    overrides: Overrides = (),
+    own: Own = Own(),  # noqa: B008  (frozen)
+) -> list[Job]:
+    """The runs of a study, with every combination of a grid's values, the first mechanism's first.
+
+    Args:
+        base: the recipe, without the options that `overrides` gives to all mechanisms of the grid.
+        grid: {"mechanism": entries, "model": entries, any recipe key: values}; without "mechanism" and "model" the
+            recipe's own are used.
+        seeds: numbers of the repetitions.
+        overrides: {"mechanism.option": value}, for every mechanism of the grid that has the option.
+        own: objects of all runs.
+
+    Raises:
+        ConfigError: a key, mechanism or value is unknown, or a label occurs twice.
+    """
+    axes = {key: listed(f"grid[{key!r}]", values) for key, values in grid.items() if key != "mechanism"}
+    for key in axes:
+        if not isinstance(key, str):
+            raise ConfigError(f"grid[{key!r}]: a recipe has no such key; its keys are strings, such as 'training.lr'")
+        if key in _NO_AXIS:
+            named = _RESERVED[key][1] if key in _RESERVED else "overrides"
+            raise ConfigError(f"grid[{key!r}]: the names of a study's runs hold this key, so set it with {named}")
+    networks = networks_of(axes.get(MODEL, ()))
+    if networks:
+        if own.model is not None:
+            raise ConfigError("model: give it in the grid or as an argument, not in both")
+        axes[MODEL] = list(networks)
+    if "mechanism" in grid:
+        if own.mechanism is not None:
+            raise ConfigError("mechanism: give it in the grid or as an argument, not in both")
+        methods = methods_of(listed("grid['mechanism']", grid["mechanism"]))
+    elif own.mechanism is not None:
+        methods = [Method.of(own.mechanism)]
+    else:
+        section = base.mechanism
+        methods = [Method(own_name(base), section.name, section.variant)]
+    options = dict(settings(overrides))
+    return planned(base, methods, axes, seeds, options, own, labelled="mechanism" in grid, networks=networks)
+
+
+def planned(
+    base: Recipe,
+    methods: Sequence[Method],
+    axes: Mapping[str, Sequence[Any]],
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
+    own: Own = Own(),  # noqa: B008  (frozen)
+    labelled: bool = True,
+    networks: Mapping[str, Network] = MappingProxyType({}),
+) -> list[Job]:
+    """One job for every method, combination of the axes' values and repetition.
+
+    For a run that the recipe's rules refuse there is a job with the reason, unless all runs are refused.
+
+    Args:
+        base: the recipe of all runs.
+        methods: result of `methods_of`.
+        axes: values by recipe key. A budget has no effect on a method without privacy, and an option of [mechanism] no
+            effect on a method that lacks it. Such a method has one run where others have one for each value.
+        seeds: numbers of the repetitions.
+        options: {"mechanism.option": value}, which apply to the methods that have the option.
+        own: objects of all runs.
+        labelled: whether the mechanism is one of the grid's keys.
+        networks: the models that the axis "model" names.
+
+    Raises:
+        ConfigError: an option fits no method, or every run is refused.
+    """
+    known = {method.label: {*_OWN_KEYS, *method.options} for method in methods}
+    for key in (*options, *(key for key in axes if key.startswith("mechanism."))):
+        option = key.removeprefix("mechanism.")
+        if not any(option in names for names in known.values()):
+            raise ConfigError(f"--set {key}: none of {', '.join(known)} has the option {option}")
+    # A value that is given twice would only double the seeds of its cell.
+    distinct = {key: [v for i, v in enumerate(values) if v not in values[:i]] for key, values in axes.items()}
+    made: list[Job] = []
+    why: ConfigError | None = None
+    for method in methods:
+        meant = [distinct[key] if _means(key, method, known) else (None,) for key in axes]
+        for values in itertools.product(*meant):
+            point = dict(zip(axes, values, strict=True))
+            for repetition in seeds:
+                shown = ({"mechanism": method.label} if labelled else {}) | point
+                job = Job(method.label, repetition, base, _folder(method, point, repetition), shown)
+                try:
+                    made.append(_made(job, method, known[method.label], point, options, own, networks))
+                except ConfigError as error:
+                    why = why or error
+                    made.append(replace(job, refused=str(error)))
+    if why is not None and all(job.refused for job in made):
+        raise why
+    names = [job.folder for job in made]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"two runs of the study would have the folder {twice}: choose other labels")
+    return made
+
+
+def derived_seed(seed: int, raw: dict[str, Any], repetition: int, own: Mapping[str, str] | None = None) -> int:
+    """Seed of one run of a set, different for every mechanism, option, budget, partition and repetition.
+
+    Args:
+        seed: the recipe's seed.
+        raw: the run's plain values.
+        repetition: number of the repetition.
+        own: hashes of objects that the plain values name.
+    """
+    facts = {section: values for section, values in raw.items() if section not in ("run", "name", "title")}
+    text = json.dumps(facts | ({"own objects": own} if own else {}), sort_keys=True)
+    return KeyRing.from_seed(seed).derive(text.encode(), str(repetition).encode()).root
+
+
+def _made(
+    job: Job,
+    method: Method,
+    known: set[str],
+    point: Mapping[str, Any],
+    options: Mapping[str, Any],
+    own: Own,
+    networks: Mapping[str, Network],
+) -> Job:
+    """The job with its own recipe, made from the study's, and with its objects."""
+    base = job.recipe
+    raw = _raw(base, method, {key: v for key, v in options.items() if key.removeprefix("mechanism.") in known})
+    if MODEL in point:
+        own = networks[point[MODEL]].into(raw, own)
+    override(raw, method.changes)
+    override(raw, {key: value for key, value in point.items() if value is not None and key != MODEL})
+    raw["model"].setdefault("seed", (base.run.seed or 0) + job.repetition)
+    raw["name"] = job.folder
+    objects = {} if method.mechanism is None else {method.label: object_digest(method.mechanism)}
+    if MODEL in point and own.model is not None:
+        objects[MODEL] = point[MODEL]  # the recipe names its class only
+    if base.run.seed is not None and "seed" in raw["run"]:  # a point of the grid with own data has none
+        raw["run"]["seed"] = derived_seed(base.run.seed, raw, job.repetition, objects)
+    used = own if method.mechanism is None else replace(own, mechanism=method.mechanism)
+    return replace(job, recipe=recipes.validate(raw), own=used)
+
+
+def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The base recipe with another mechanism, which keeps the options that it has."""
+    raw = base.model_dump(exclude_none=True)
+    if method.mechanism is not None:
+        Own(mechanism=method.mechanism).into(raw)
+    elif (method.name, method.variant) != (base.mechanism.name, base.mechanism.variant):
+        naming = {"mechanism.name": method.name, "mechanism.variant": method.variant or "sound"}
+        override(raw, naming | dict(options))
+        if not method.variant:
+            raw["mechanism"].pop("variant")  # seeds are derived from what a method says
+    else:
+        override(raw, options)
+    if method.name == "none" and raw["run"].get("audit"):
+        raw["run"]["audit"] = False  # there is no noise to audit
+    return raw
+
+
+def _folder(method: Method, point: Mapping[str, Any], repetition: int) -> str:
+    """Name of a run's folder, the same in every study that the run is part of."""
+    words = [method.label]
+    for key, value in point.items():
+        if value is not None:
+            number = f"{value:g}" if isinstance(value, float) else str(value)
+            word = {"privacy.epsilon": f"eps{number}", "data.partition": number}
+            words.append(word.get(key, f"{key.rpartition('.')[2]}={number}"))
+    whole = "-".join(words)
+    # A label, or the dotted name of a user's own object, may hold characters that folders may not.
+    plain = whole.replace(":", "-").replace("/", "-")
+    name = _PLAIN_NAME.sub("-", plain)
+    if name != plain or len(name) > _LONGEST:
+        name = f"{name[:_LONGEST]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    return f"{name}-run{repetition}"
+
+
+def _means(key: str, method: Method, known: Mapping[str, set[str]]) -> bool:
+    """Whether a key of the grid affects a method."""
+    if key == "privacy.epsilon":
+        return method.private
+    return not key.startswith("mechanism.") or key.removeprefix("mechanism.") in known[method.label]
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].strip()
+
+
+def _sorted_overrides(
+    methods: Sequence[str], overrides: Iterable[str]
+) -> tuple[list[str], list[str], dict[str, list[str]]]:
+    """Overrides for all runs, for the mechanism sections of all methods, and for single methods."""
+    common: list[str] = []
+    mechanism: list[str] = []
+    own: dict[str, list[str]] = {method: [] for method in methods}
+    for text in overrides:
+        key = _key(text)
+        method, slash, _ = key.partition("/")
+        single = text.removeprefix(f"{method}/") if slash else text
+        if slash and method not in own:
+            raise ConfigError(f"--set {text}: {method!r} is not among the methods {', '.join(methods)}")
+        option = _RESERVED.get(_key(single)) if slash or key in ("name", *_NAMING) else None
+        if option is not None:
+            raise ConfigError(
+                f"--set {text}: the names of a comparison's runs hold this key, so set it with {option[0]}"
+            )
+        if slash:
+            own[method].append(single)
+        else:
+            (mechanism if key.startswith("mechanism.") else common).append(text)
+    return common, mechanism, own

@@ -1,0 +1,68 @@
+"""The joint cost of several runs on the same clients' data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlgm.privacy import accounting
+from fedlgm.privacy.events import accountant_of, is_private
+from fedlgm.privacy.ledger import Ledger
+from fedlgm_lab.studies.jobs import Job
+from fedlgm_lab.studies.rows import JointCost
+from simulations.runs.stopping import ended_early
+from simulations.summaries.terminal import number
+
+
+def together(done: Sequence[Job], out: Path) -> JointCost:
+    """The joint cost of all runs of a set, by composition over all releases from the data.
+
+    A run's participant with the largest cost represents all of its participants, and the events of all runs are
+    composed. There is no joint figure for releases with different units, relations or divisions of the data, or for
+    runs that their results ended early.
+    """
+    done = [job for job in done if (out / job.folder).exists()]  # what was refused has released nothing
+    events: list[tuple[Any, int]] = []
+    protected_runs = 0
+    protections, stopped = set(), False
+    for job in done:
+        protections.add(f"{job.recipe.unit}, {job.recipe.relation}")
+        with Ledger(out / job.folder / "ledger.sqlite") as ledger:
+            own = ledger.worst_profile()
+            stopped |= ended_early(job.recipe, ledger.rounds())
+        if all(is_private(event) for event, _ in own):
+            protected_runs += 1
+            events += own
+    delta = max((job.recipe.privacy.delta for job in done), default=0.0)
+    why = None
+    if len(protections) > 1:
+        why = f"the runs protect different things ({'; '.join(sorted(protections))}), whose epsilons do not add up"
+    elif len({job.recipe.protects.division(job.recipe) for job in done}) > 1:
+        who = next((of for job in done if (of := job.recipe.protects.of)), "client")
+        why = f"a {who} holds different data in each partition or data set, so epsilons of one {who} do not add up"
+    elif stopped:
+        why = (
+            "a run was stopped early by its results (run.patience), and the cost of fewer rounds is not a bound at a "
+            "fixed epsilon"
+        )
+    accountant = accountant_of(event for event, _ in events)
+    protected = None if why else accounting.composed_epsilon(events, delta, accountant) if events else 0.0
+    return {
+        "epsilon": protected if protected_runs == len(done) else float("inf"),
+        "epsilon_protected": protected,
+        "why": why,
+        "runs": len(done),
+        "runs_protected": protected_runs,
+        "delta": delta,
+    }
+
+
+def sentence(cost: JointCost) -> str:
+    """The cost of publishing all cells together, in a sentence."""
+    if cost["epsilon_protected"] is None:
+        return f"published together, the runs have no joint epsilon: {cost['why']}"
+    said = f"published together, {cost['runs_protected']} runs cost epsilon {number(cost['epsilon_protected'])}"
+    others = cost["runs"] - cost["runs_protected"]
+    rest = f"; no bound covers the other {others}, which are not private" if others else ""
+    return f"{said} at delta {cost['delta']:g} (composition over everything that was run on the data){rest}"

@@ -1,0 +1,93 @@
+"""Models of a study: bundled or dotted names with options, and Python objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedlgm.errors import ConfigError, alternatives
+from fedlgm.extension.loader import object_name
+from fedlgm.training import models
+from fedlgm_lab.studies.methods import FORMS, opened
+from simulations.config.own import Own
+
+_SECTION = ("weights", "adapters")  # keys of [model] for every model
+
+
+@dataclass(frozen=True)
+class Network:
+    """One entry of a study's models.
+
+    Attributes:
+        label: label in tables.
+        what: bundled or dotted name, or an object as in `simulations.simulate(model=...)`.
+        options: options of a named model.
+    """
+
+    label: str
+    what: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entry: Any) -> Network:
+        """The model for an entry.
+
+        Raises:
+            ConfigError: the entry is malformed, or a name or option is unknown.
+
+        Example:
+            >>> Network.of(("wide", "mlp", {"hidden": [64]}))
+            Network(label='wide', what='mlp', options={'hidden': [64]})
+        """
+        label, what, options = opened(entry, "model")
+        if isinstance(what, str):
+            known = (*models.options(what), *_SECTION)
+            for key in options:
+                if key not in known:
+                    raise ConfigError(f"{label!r}: {what} has no option {key!r}; {alternatives(key, known)}")
+            return cls(label or what, what, options)
+        if not callable(what):
+            raise ConfigError(f"{FORMS['model']}; got {entry!r}")
+        if options:
+            raise ConfigError(f"{label!r}: an object has its options already, got {sorted(options)}")
+        return cls(label or object_name(what).strip("<>"), what)
+
+    def into(self, raw: dict[str, Any], own: Own) -> Own:
+        """Replace the [model] section of a recipe's plain values, except its seed, and return the run's objects."""
+        seed = {key: value for key, value in raw["model"].items() if key == "seed"}
+        if isinstance(self.what, str):
+            raw["model"] = {"name": self.what, **self.options} | seed
+            return replace(own, model=None)
+        Own(model=self.what).into(raw)
+        return replace(own, model=self.what)
+
+
+def networks_of(entries: Iterable[Any]) -> dict[str, Network]:
+    """The models of a study by label.
+
+    Raises:
+        ConfigError: two entries have the same label; or as in `Network.of`.
+    """
+    found: dict[str, Network] = {}
+    for network in map(Network.of, entries):
+        if network.label in found:
+            raise ConfigError(
+                f"two models have the label {network.label!r}: label one of them, as in ('second', model)"
+            )
+        found[network.label] = network
+    return found
+
+
+def task_of(entries: Iterable[Any]) -> str | None:
+    """The task that the models' classes imply, as `fedlgm.training.models.task_of`.
+
+    Raises:
+        ConfigError: the models have different tasks, whose figures cannot be compared.
+    """
+    found = {models.task_of(network.what) for network in networks_of(entries).values()}
+    if len(found) > 1:
+        raise ConfigError(
+            f"grid['model']: models of different tasks ({', '.join(sorted(map(str, found)))}): give task=..."
+        )
+    return found.pop() if found else None

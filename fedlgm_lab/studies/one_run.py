@@ -1,0 +1,88 @@
+"""One run of a study: started, continued or read, in a folder that later studies recognise."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlgm.errors import ConfigError, DiskError, FedlgmError, LedgerError, OtherObjectsError
+from fedlgm_lab.studies.jobs import Job
+from simulations import launch
+from simulations.config.recipe import Recipe
+from simulations.runs.folder import RunFolder
+from simulations.runs.rows import FullRow
+
+OnRow = Callable[[Job, FullRow], None]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Outcome of a run.
+
+    Attributes:
+        why: reason why it has no figures; None if it is finished.
+        refused: reason why it could not be started.
+    """
+
+    why: str | None = None
+    refused: FedlgmError | None = None
+
+
+def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = None) -> Ended:
+    """Complete one run; the arguments and errors are those of `run`."""
+    if job.refused:
+        return Ended(job.refused, ConfigError(job.refused))
+    path = out / job.folder
+    if path.is_dir() and all(inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")):
+        shutil.rmtree(path)  # only empty folders; one with a file may be a run's, which has spent something
+
+    def report(row: FullRow) -> None:
+        if on_row is not None:
+            on_row(job, row)
+
+    started = path.exists()
+    if started:
+        folder = RunFolder.open(path)
+        if not _same(folder.recipe(), job.recipe):
+            raise ConfigError(
+                f"{path} holds a different run from the requested one: choose another --out (in Python: folder)"
+            )
+        for row in folder.rows():
+            report(row)
+        diverged = folder.diverged.read()
+        if diverged is not None:
+            folder.verify()
+            return Ended(str(diverged))
+    try:
+        if started:
+            launch.resume(path, engine=engine, progress=report, own=job.own)
+        else:
+            launch.simulate(job.recipe, engine=engine, run_dir=path, progress=report, own=job.own)
+    except OtherObjectsError as error:
+        raise ConfigError(
+            f"{error}; choose another folder for this study, or read the finished runs with Study.read({str(out)!r})"
+        ) from error
+    except (LedgerError, DiskError):  # a set is not complete without them, or no further run can be
+        raise
+    except FedlgmError as error:
+        return Ended(str(error), None if path.exists() else error)
+    return Ended()
+
+
+def _same(stored: Recipe, wanted: Recipe) -> bool:
+    """Whether a stored run is the requested one; an "auto" may have been resolved when it started."""
+    settled_at_start = (
+        ("training", "vectorize"),
+        ("training", "compile"),
+        ("training", "kernel"),
+        ("training", "device"),
+        ("privacy", "noise_backend"),
+    )
+    found, asked = stored.model_dump(), wanted.model_dump()
+    asked["title"] = found["title"]  # words
+    for section, key in settled_at_start:
+        if asked[section][key] == "auto":
+            asked[section][key] = found[section][key]
+    return found == asked

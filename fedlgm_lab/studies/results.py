@@ -1,0 +1,348 @@
+"""A study's figures as frames, tables, pictures and paired tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import named_arguments
+from fedlgm.files import path_of, write_whole
+from fedlgm.privacy.guarantee import caveat_of
+from fedlgm_lab.studies import frames, joint
+from fedlgm_lab.studies.records import FILE, KeptRecords, Records
+from fedlgm_lab.studies.rows import JointCost
+from fedlgm_lab.studies.statistics import LEVEL, Difference, difference, holm, over_cells
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+Sides = tuple[str, Any, Any]
+"""Compared sides: a key, and two of its values."""
+
+
+@dataclass(frozen=True, repr=False)
+class StudyDifference(Difference):
+    """Difference between two methods' figures, over all cells of the grid and in each cell.
+
+    Attributes:
+        mean, low, high, p, seeds: statistics of the differences between the seeds' means over all cells that both
+            have, for the seeds with the most cells (see `Difference`); NaN if there is only one such seed.
+        cells: one row per cell: the grid's keys, mean, low, high, p, `p_holm` (adjusted for the number of cells),
+            seeds, `left_out` (further seeds, of which a run diverged or failed), the proven epsilon of both sides, and
+            `claimed`. This is true if `p_holm` is below 0.05, no seed is left out (runs that diverge are not a random
+            sample) and, after a search, the difference has the same sign and p below 0.05 with both methods one step
+            lower and one step higher.
+
+    Example:
+        >>> import pandas as pd
+        >>> StudyDifference(0.1, 0.0, 0.2, 0.05, 3, pd.DataFrame({"claimed": [True, False]})).claimed
+        False
+    """
+
+    cells: DataFrame
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a difference may be claimed in every cell."""
+        return bool(self.cells["claimed"].all())
+
+    def _whole(self) -> str:
+        interval = f"95 % interval {self.low:+.4g} to {self.high:+.4g}"
+        return f"difference over all cells: {self.mean:+.4g}, {interval}, p = {self.p:.2g}, {self.seeds} seeds"
+
+    def __repr__(self) -> str:
+        return f"{self._whole()}\n{self.cells.to_string(index=False)}"
+
+    def _repr_html_(self) -> str:
+        return f"{self.cells.to_html(index=False)}<p>{self._whole()}</p>"
+
+
+@named_arguments
+class Study:
+    """Finished runs of a grid. Figures are those of the final models on the test set.
+
+    `Study.read` reads the figures from the file `study.json` that every study writes into its folder; its frames have
+    no seconds and no folders.
+
+    Example:
+        >>> import simulations, tempfile
+        >>> found = simulations.study(
+        ...     "digits", grid={"mechanism": ["uniform", "gaussian"]}, seeds=2, folder=tempfile.mkdtemp(),
+        ...     overrides={"federation.rounds": 1, "federation.clients": 20, "training.epochs": 1},
+        ... )
+        >>> list(found.to_frame()["method"])
+        ['uniform', 'uniform', 'gaussian', 'gaussian']
+
+    Args:
+        folder: folder of the run folders, or of the kept file.
+        found: source of the figures.
+    """
+
+    def __init__(self, folder: Path, found: Records) -> None:
+        self.folder, self.records = folder, found
+
+    @classmethod
+    @named_arguments
+    def read(cls, path: Path | str) -> Study:
+        """The study of a kept file, for its tables, pictures and tests without the runs.
+
+        Args:
+            path: a `study.json`, or the folder that holds it.
+
+        Raises:
+            ConfigError: the file is of another kind.
+        """
+        file = path_of("path", path)
+        if file.is_dir():
+            file /= FILE
+            if not file.exists():
+                raise ConfigError(
+                    f"{path} has no {FILE}, which a study writes at its end: repeat its call, which does not repeat "
+                    "finished runs"
+                )
+        return cls(file, KeptRecords.read(file))
+
+    @property
+    def keys(self) -> list[str]:
+        """Key columns of the cells: "method", the grid's keys, and those of a search."""
+        return list(self.records.keys)
+
+    @property
+    def compared_keys(self) -> list[str]:
+        """Keys whose values compared methods share, without keys of a search, which each method chooses for itself."""
+        return [key for key in self.keys if key not in ("method", "mechanism", *self.records.searched)]
+
+    @property
+    def headline(self) -> str:
+        """The task's metric that summarises a run."""
+        return self.records.headline
+
+    @property
+    def joint(self) -> JointCost:
+        """The cost of publishing all runs (see `fedlgm_lab.studies.joint.together`)."""
+        return self.records.joint
+
+    @property
+    def _frame(self) -> DataFrame:
+        return self.records.runs
+
+    @named_arguments
+    def to_frame(self) -> DataFrame:
+        """One row per run, with the method, the grid's keys and all figures.
+
+        The figures are seed, status and reason, epsilon proven, claimed and audited, the guarantee's status, metrics,
+        noise scale (l2 norm of the noise in each round's mean, summed over the rounds), seconds of the rounds, and
+        folder. A run without figures has a reason.
+        """
+        return self._frame.copy()
+
+    @named_arguments
+    def history(self) -> DataFrame:
+        """One row per run and round: the keys, seed, round, and the round's public figures."""
+        return self.records.rounds
+
+    @named_arguments
+    def table(self, metrics: str | Sequence[str] | None = None) -> DataFrame:
+        """One row per cell: the keys, n, then mean, 95 % Student interval and standard deviation of each metric.
+
+        Args:
+            metrics: a name, or a list of names; default: the task's headline and the requested metrics.
+        """
+        return frames.cells(self._frame, self.keys, self._metrics(metrics))
+
+    @named_arguments
+    def to_latex(self, path: Path | str | None = None, metrics: str | Sequence[str] | None = None) -> str:
+        """The table for a paper (package booktabs): mean and half the 95 % interval, epsilon with its guarantee.
+
+        Args:
+            path: file to write as well.
+            metrics: see `table`.
+
+        Raises:
+            ConfigError: an unknown metric, or another kind of file.
+            RunError: the file cannot be written.
+        """
+        if path is not None and path_of("path", path).suffix != ".tex":
+            raise ConfigError(f"the file of a LaTeX table must end in .tex, got {str(path)!r}")
+        text = f"% {self._published()}\n" + frames.latex(self.table(metrics), self.keys, self._metrics(metrics))
+        if path is not None:
+            write_whole(path_of("path", path), lambda partial: partial.write_text(text, encoding="utf-8"))
+        return text
+
+    @named_arguments
+    def plot(
+        self,
+        path: Path | str | None = None,
+        *,
+        x: str | None = None,
+        hue: str | Sequence[str] | None = None,
+        y: str | None = None,
+        spread: str = "interval",
+        labels: Mapping[str, str] | None = None,
+    ) -> Figure:
+        """A metric over a key of the grid, or over the rounds, as the mean over the seeds with its spread.
+
+        Args:
+            path: PNG, SVG or PDF to write.
+            x: a key of the grid, or "round"; default: the first key with several values, or else "round".
+            hue: key, or keys, with one line for each combination of their values; figures are then averaged over all
+                other keys, which the legend names. Default: all keys with several values, so that no line joins
+                different settings.
+            y: metric; default: the task's headline.
+            spread: "interval" (95 %, Student) or "std".
+            labels: texts to show instead of methods, keys and metrics.
+
+        Raises:
+            ConfigError: a key, metric, spread or kind of file is unknown.
+        """
+        from fedlgm_lab.studies import drawing
+
+        return drawing.draw(self, path, x, hue, y or self.headline, spread, labels or {})
+
+    @named_arguments
+    def difference(
+        self, a: Any, b: Any, metric: str | None = None, at: Mapping[str, Any] | None = None, by: str | None = None
+    ) -> StudyDifference:
+        """Difference between the figures of two methods, models, or values of another key, paired by seed.
+
+        Args:
+            a: label of a method or model, or a value of another key of the grid.
+            b: another label or value of the same key.
+            metric: metric to compare; default: the task's headline.
+            at: values of the grid's keys that cells must have; default: all cells.
+            by: key of the grid that is compared, such as "model"; default: the first one that has both values.
+
+        Raises:
+            ConfigError: a label, key or metric is unknown, or there is no cell for which both have at least two seeds.
+        """
+        name = metric or self.headline
+        by = by or self._key_of(a, b)
+        if by not in self.keys:
+            raise ConfigError(f"by: {by!r} is not a key of this study; it has {', '.join(self.keys)}")
+        for label in (a, b):
+            if label not in (known := frames.values_of(self._frame, by)):
+                raise ConfigError(f"no {by} {label!r} in this study; it has {', '.join(map(str, known))}")
+        frames.check_metric(self._frame, frames.metrics_of(self._frame, self.keys), name)
+        others = (
+            self.compared_keys
+            if by in ("method", "mechanism")
+            else ["method", *(key for key in self.compared_keys if key != by)]
+        )
+        return _differences(self._frame, self.records.beside, (by, a, b), name, others, at or {})
+
+    def _key_of(self, a: Any, b: Any) -> str:
+        """The first key with both values; if there is none, the first with several, whose values a message lists."""
+        known = {key: frames.values_of(self._frame, key) for key in ("method", *self.compared_keys)}
+        holding = [key for key, values in known.items() if a in values and b in values]
+        varied = [key for key, values in known.items() if len(values) > 1]
+        return next(iter((*holding, *varied)), "method")
+
+    @property
+    def search(self) -> DataFrame:
+        """The whole search: mean, interval and n of the headline for every method and value, and the choices.
+
+        Raises:
+            ConfigError: the study has no search.
+        """
+        if self.records.search is None:
+            raise ConfigError("this study searched nothing: give search={recipe key: values}")
+        return self.records.search.copy()
+
+    def _metrics(self, wanted: str | Sequence[str] | None) -> list[str]:
+        known = frames.metrics_of(self._frame, self.keys)
+        if wanted is None:
+            wanted = [name for name in self.records.shown if name in known]
+        elif isinstance(wanted, str):
+            wanted = [wanted]
+        unknown = [name for name in wanted if name not in known]
+        if unknown:
+            raise ConfigError(f"no metric {unknown[0]!r} in this study; it has {', '.join(known)}")
+        return list(wanted)
+
+    def __repr__(self) -> str:
+        without = int((self._frame["status"] != "finished").sum())
+        lost = f", {without} without figures" if without else ""
+        head = f"Study({len(self._frame)} runs{lost}; {self.folder})"
+        return f"{head}\n{self._shown().to_string(index=False)}\n{self._published()}"
+
+    def _repr_html_(self) -> str:
+        return f"{self._shown().to_html(index=False)}<p>{self._published()}</p>"
+
+    def _shown(self) -> DataFrame:
+        return self.table().drop(columns="mechanism", errors="ignore")  # "method" says the same
+
+    def _published(self) -> str:
+        seeded = bool((self._frame["noise_reproducible"] == True).any())  # noqa: E712  (missing where there are no figures)
+        caveat = caveat_of(seeded).strip(" ,;()")
+        return joint.sentence(self.joint) + (f"; {caveat}" if caveat else "")
+
+
+def _differences(
+    frame: DataFrame,
+    shifted: Sequence[DataFrame] | None,
+    sides: Sides,
+    metric: str,
+    own: list[str],
+    at: Mapping[str, Any],
+) -> StudyDifference:
+    import pandas as pd
+
+    for key, value in at.items():
+        if key not in own:
+            raise ConfigError(f"at: {key!r} is not a key of the grid; it has {', '.join(own) or 'no other'}")
+        known = frames.values_of(frame, key)
+        if frames.name_of(value) not in map(frames.name_of, known):
+            raise ConfigError(f"at: no {key} = {value!r} in this study; it has {', '.join(map(str, known))}")
+    rows, pairs = [], []
+    for cell in frames.cells_of(frame, own, at):
+        both, epsilons = paired(frame, cell, sides, metric)
+        if len(both) < 2:
+            continue
+        tested = difference(both["a"], both["b"])
+        beside = [paired(other, cell, sides, metric)[0] for other in shifted or ()]
+        held = all(len(one) > 1 and _same_sign(difference(one["a"], one["b"]), tested) for one in beside)
+        rows.append({
+            **cell, "mean": tested.mean, "low": tested.low, "high": tested.high, "p": tested.p, "p_holm": 1.0,
+            "seeds": tested.seeds, "left_out": (left_out := _left_out(frame, cell, sides, both)),
+            "epsilon_a": epsilons[0], "epsilon_b": epsilons[1], "claimed": held and not left_out,
+        })  # fmt: skip
+        pairs += both.itertuples(name=None)
+    if not rows:
+        raise ConfigError(f"{sides[1]!r} and {sides[2]!r} have no cell with at least two seeds of both: run more seeds")
+    cells = pd.DataFrame(rows)
+    cells["p_holm"] = holm(cells["p"].tolist())
+    cells["claimed"] &= cells["p_holm"] < LEVEL
+    return StudyDifference(**vars(over_cells(pairs)), cells=cells)
+
+
+def _left_out(frame: DataFrame, cell: Mapping[str, Any], sides: Sides, both: DataFrame) -> int:
+    """Number of a cell's seeds of which one side has no figure."""
+    by, *values = sides
+    return len({seed for value in values for seed in frames.at(frame, {by: value, **cell})["seed"]} - {*both.index})
+
+
+def _same_sign(found: Difference, wanted: Difference) -> bool:
+    return found.p < LEVEL and found.mean * wanted.mean > 0
+
+
+def paired(frame: DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str) -> tuple[DataFrame, list[float]]:
+    """Figures "a" and "b" of both sides in a cell, for the seeds that both have, and their proven epsilons."""
+    import pandas as pd
+
+    if metric not in frame:  # a frame without runs
+        return pd.DataFrame(columns=["a", "b"]), []
+    by, *values = sides
+    figures, epsilons = [], []
+    for value in values:
+        rows = frames.at(frame, {by: value, **cell})
+        rows = rows[np.isfinite(rows[metric].astype(float))]
+        figures.append(rows.set_index("seed")[metric].astype(float))
+        epsilons.append(float(rows["epsilon"].max()) if len(rows) else float("nan"))
+    return pd.concat(figures, axis=1, keys=["a", "b"], join="inner"), epsilons

@@ -1,0 +1,158 @@
+"""The statistics of every comparison: intervals and tests over seeds, paired by seed, with Holm's correction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import named_arguments
+
+LEVEL = 0.05
+"""Level of every test."""
+_ROUNDING = 1e-12
+"""Relative difference of two float64 figures that is rounding."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference between two methods' figures over the same seeds.
+
+    Attributes:
+        mean: mean of the differences.
+        low, high: two-sided 95 % Student interval.
+        p: two-sided p-value of no difference.
+        seeds: number of pairs.
+
+    Example:
+        >>> difference([2.0, 3.0, 4.0], [1.0, 1.0, 1.0]).seeds
+        3
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    seeds: int
+
+
+@named_arguments
+def difference(a: Any, b: Any) -> Difference:
+    """Paired difference a - b over seeds: mean, 95 % interval and p-value.
+
+    Runs of one seed share their start and the division of the data, so they are paired. Rounds of one run depend on
+    each other, so each run counts as one figure, which is its mean. The test is Student's t over the differences of
+    these figures.
+
+    Args:
+        a: figures of one method, [seeds], or [seeds, rounds] of the last rounds.
+        b: the other method's figures, in the same order and shape.
+
+    Returns:
+        The difference. If all seeds differ by exactly the same amount, the interval has width zero. Then p is 1 for no
+        difference, and 0 for figures that do not depend on the seed, with at least five seeds. In all other cases it
+        is that of the sign test, 2^(1 - seeds), since accuracies on a small test set agree by chance.
+
+    Raises:
+        ConfigError: the shapes differ, there are fewer than two seeds, or a figure is not finite.
+
+    Example:
+        >>> found = difference([72.0, 73.0, 75.0], [71.0, 71.0, 72.0])
+        >>> [round(value, 3) for value in (found.mean, found.low, found.high, found.p)]
+        [2.0, -0.484, 4.484, 0.074]
+    """
+    try:
+        first, second = (np.asarray(values, dtype=np.float64) for values in (a, b))
+    except (TypeError, ValueError) as wrong:
+        raise ConfigError(f"a difference takes numbers, one per seed: {wrong}") from wrong
+    if first.shape != second.shape or first.ndim not in (1, 2):
+        raise ConfigError(
+            "a difference is paired by seed: both sides must be arrays [seeds] or [seeds, rounds] of one shape, got "
+            f"{list(first.shape)} and {list(second.shape)}"
+        )
+    if len(first) < 2 or first.size == 0:
+        raise ConfigError(f"a difference needs at least two seeds and one round, got {list(first.shape)}")
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise ConfigError("a difference needs finite figures: leave out the seeds of which one has none, on both sides")
+    first, second = (side.reshape(len(side), -1).mean(axis=1) for side in (first, second))
+    pairs = first - second
+    pairs[np.abs(pairs) <= _ROUNDING * np.maximum(np.abs(first), np.abs(second))] = 0.0  # the same figure twice
+    mean = float(pairs.mean())
+    if _equal(pairs):
+        fixed = len(pairs) > 4 and _equal(first) and _equal(second)
+        p = 1.0 if mean == 0 else 0.0 if fixed else 2.0 ** (1 - len(pairs))
+        return Difference(mean, mean, mean, p, len(pairs))
+    from scipy.stats import ttest_1samp  # imported where it is needed, since it takes a moment
+
+    tested = ttest_1samp(pairs, 0.0)
+    low, high = tested.confidence_interval(0.95)
+    return Difference(mean, float(low), float(high), float(tested.pvalue), len(pairs))
+
+
+def _equal(values: np.ndarray) -> bool:
+    """Whether all are equal but for rounding."""
+    return bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
+
+
+def over_cells(figures: Iterable[tuple[Any, float, float]]) -> Difference:
+    """Difference of both sides' means over the cells of a grid, for the seeds with the largest number of cells.
+
+    Args:
+        figures: (seed, figure of one side, figure of the other) of every cell and seed that both sides have.
+
+    Returns:
+        The difference, NaN for fewer than two such seeds.
+
+    Example:
+        >>> over_cells([(0, 1.0, 0.0), (1, 2.0, 0.0), (1, 4.0, 2.0), (2, 1.0, 0.0), (2, 3.0, 0.0)]).mean
+        2.0
+        >>> over_cells([(0, 1.0, 0.0), (1, 2.0, 0.0), (1, 4.0, 2.0)])
+        Difference(mean=nan, low=nan, high=nan, p=nan, seeds=1)
+    """
+    by_seed: dict[Any, list[tuple[float, float]]] = {}
+    for seed, *sides in figures:
+        by_seed.setdefault(seed, []).append((sides[0], sides[1]))
+    most = max(map(len, by_seed.values()), default=0)
+    means = [np.mean(by_seed[seed], axis=0) for seed in sorted(by_seed) if len(by_seed[seed]) == most]
+    return difference(*np.array(means).T) if len(means) > 1 else Difference(*(math.nan,) * 4, len(means))
+
+
+def interval(values: Any) -> tuple[float, float]:
+    """Two-sided 95 % Student interval of the mean of figures, one per seed; (nan, nan) for fewer than two, or NaN.
+
+    Args:
+        values: [seeds].
+
+    Example:
+        >>> [round(bound, 2) for bound in interval([2.0, 3.0, 4.0])]
+        [0.52, 5.48]
+    """
+    figures = np.asarray(values, dtype=np.float64)
+    if len(figures) < 2 or not np.isfinite(figures).all():
+        return float("nan"), float("nan")
+    found = difference(figures, np.zeros(len(figures)))
+    return found.low, found.high
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p-values of a family of tests, adjusted by Holm's step-down procedure.
+
+    Rejecting where the adjusted value is below 0.05 keeps the probability of any false rejection at 0.05, under any
+    dependence between the tests (Holm 1979).
+
+    Args:
+        p: p-values of the family's tests.
+
+    Example:
+        >>> [round(value, 3) for value in holm([0.01, 0.04, 0.03])]
+        [0.03, 0.06, 0.06]
+    """
+    adjusted, least = [1.0] * len(p), 0.0
+    for rank, index in enumerate(sorted(range(len(p)), key=lambda index: p[index])):
+        least = max(least, min(1.0, (len(p) - rank) * p[index]))
+        adjusted[index] = least
+    return adjusted

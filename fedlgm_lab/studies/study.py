@@ -1,0 +1,192 @@
+"""Studies from Python, which run a grid in one call."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlgm import data as data_sets
+from fedlgm.errors import ConfigError, FedlgmError, check_count
+from fedlgm.extension.loader import named_arguments
+from fedlgm.files import path_of
+from fedlgm.training import models
+from fedlgm.training.devices import plain_defaults
+from fedlgm.training.tasks import Metric
+from fedlgm.training.tasks.own_figures import Evaluate
+from fedlgm_lab.studies import frames, networks, running
+from fedlgm_lab.studies.jobs import MODEL, Job, grid_jobs
+from fedlgm_lab.studies.progress import Line
+from fedlgm_lab.studies.records import FILE, RunRecords, Searched, kept, writing
+from fedlgm_lab.studies.results import Study
+from fedlgm_lab.studies.search import LEAST_SEEDS, Point, Search, Shift
+from simulations.arguments import apart, recipe_of, refuse_unknown
+from simulations.config.assembly import Assembly
+from simulations.config.overrides import Overrides, settings
+from simulations.config.own import Own, own_of
+from simulations.config.recipe import Recipe
+from simulations.runs import strict_json
+
+
+@named_arguments
+@plain_defaults()
+def study(
+    recipe: str | Path | Recipe | None = None,
+    *,
+    model: Any = None,
+    data: Any = None,
+    users: Any = None,
+    task: Any = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    seeds: int = 3,
+    workers: int | str = 1,
+    overrides: Overrides = (),
+    folder: Path | str | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    evaluate: Evaluate | None = None,
+    search: Mapping[str, Sequence[Any]] | None = None,
+    search_seeds: int = LEAST_SEEDS,
+    progress: bool = True,
+    **options: Any,
+) -> Study:
+    """Run every combination of a grid several times. A repeated call with the same folder makes the missing runs.
+
+    Runs of one seed start from the same initial model and share the division of the data, so methods are compared run
+    by run. No two runs share their noise.
+
+    Args:
+        recipe: a bundled recipe's name, a file, or a `Recipe`; default: `digits`.
+        model: see `simulations.simulate`; pass a class or function for a different initial model with each seed.
+        data: see `simulations.simulate`.
+        users: see `simulations.simulate`.
+        task: see `simulations.simulate`.
+        grid: {"mechanism": entries, "model": entries, any recipe key: values}. A mechanism is an object, a class, a
+            name, "name:variant", "package.module:Class", or (label, one of these[, {option: value}]). Options with a
+            dot are keys of the recipe, for this entry only. A model is any value of the argument `model`, or (label,
+            one of these).
+        seeds: repetitions of each combination.
+        workers: processes that take one run each, or the address of a Ray cluster.
+        overrides: changes of the recipe for all runs; options of [mechanism] apply to the entries that have them.
+        folder: folder of the run folders; default: `runs/study-NAME`.
+        metrics: see `simulations.simulate`.
+        evaluate: see `simulations.simulate`.
+        search: {recipe key: values}, of which each method and cell takes the best on separate seeds. The final runs
+            are made at the best values and at neighbouring ones.
+        search_seeds: repetitions of each value of the search, at least 3.
+        progress: whether to show a line of progress.
+        options: unknown arguments, which are refused with the recipe key that may be meant.
+
+    Returns:
+        The finished runs. A run that diverged, or that the recipe's rules refuse, is a row with its reason.
+
+    Raises:
+        ConfigError: an argument is wrong, or the folder holds runs of other settings or objects, such as a module
+            with other initial weights. Nothing new is then run, and `Study.read(folder)` reads the finished runs.
+        LedgerError: a run's spending is unknown.
+    """
+    refuse_unknown("study", options)
+    if isinstance(seeds, Sequence):
+        raise ConfigError(f"seeds must be the number of repetitions, whose seeds follow from run.seed, got {seeds!r}")
+    seeds = check_count("seeds", seeds)
+    if not isinstance(workers, str):
+        check_count("workers", workers)
+    if not isinstance(grid, Mapping | None):
+        raise ConfigError(
+            f"grid must map keys to lists, such as {{'mechanism': ['uniform', 'gaussian']}}, got {grid!r}"
+        )
+    axes = dict(grid or {})
+    given = {
+        "model": model, "data": data_sets.with_users(data, users), "metrics": metrics, "evaluate": evaluate,
+        "task": task or (networks.task_of(axes[MODEL]) if MODEL in axes else models.task_of(model)),
+    }  # fmt: skip
+    base, own, shared = base_of(recipe, axes, given, overrides)
+    out = (Path("runs") / f"study-{base.name}" if folder is None else path_of("folder", folder)).absolute()
+    if search is None:
+        todo = grid_jobs(base, axes, range(seeds), shared, own)
+        return _kept(RunRecords(out, todo, complete(todo, out, workers, progress)))
+    wanted = Search.of(search, search_seeds, axes)
+    trials = grid_jobs(base, axes | dict(wanted.axes), wanted.repetitions, shared, own)
+    failed = complete(trials, out, workers, progress)
+    finals = grid_jobs(base, axes | dict(wanted.axes), range(seeds), shared, own)
+    chosen, shifted = _chosen(wanted, trials, finals, out, failed)
+    needed = {job.folder: job for job in (*chosen, *(job for jobs in shifted.values() for job in jobs))}
+    failed |= complete(list(needed.values()), out, workers, progress)
+    return _kept(RunRecords(out, chosen, failed, Searched(wanted, trials, shifted)))
+
+
+def _kept(found: RunRecords) -> Study:
+    """The study, after its figures are written into its folder for `Study.read`."""
+    with writing(found.folder):
+        strict_json.write(found.folder / FILE, kept(found, [found.headline]), indent=1)
+    return Study(found.folder, found)
+
+
+def base_of(
+    recipe: str | Path | Recipe | None, grid: Mapping[str, Any], given: Mapping[str, Any], overrides: Overrides
+) -> tuple[Recipe, Own, dict[str, Any]]:
+    """The recipe and the objects of all runs, and the options that only some of the grid's mechanisms may have.
+
+    Args:
+        recipe: see `study`.
+        grid: see `study`.
+        given: model, data and task as names or objects, and metrics and evaluate as functions.
+        overrides: see `study`.
+    """
+    changes = dict(settings(overrides))
+    shared = "mechanism" in grid
+    if MODEL in grid and any(key.startswith("model.") for key in changes if key != "model.seed"):
+        raise ConfigError("overrides of [model]: the models are in grid['model']; give (label, name, {option: value})")
+    options = {key: value for key, value in changes.items() if shared and key.startswith("mechanism.")}
+    common = {key: value for key, value in changes.items() if key not in options}
+    names, objects = apart(given)
+    own = own_of(objects)
+    return recipe_of(recipe, own, names, common), own, options
+
+
+def complete(
+    todo: Sequence[Job], out: Path, workers: int | str, progress: bool, engine: str = "local"
+) -> dict[str, str]:
+    """Complete every run with a line of progress (see `running.run`)."""
+    line, summary = Line(todo, progress), True
+    try:
+        return running.run(todo, out, engine, line.on_row, workers=workers, on_end=line.on_end)
+    except FedlgmError:
+        summary = False
+        raise
+    finally:
+        line.close(summary)
+
+
+def _chosen(
+    search: Search, trials: Sequence[Job], finals: Sequence[Job], out: Path, failed: Mapping[str, str]
+) -> tuple[list[Job], dict[Shift, list[Job]]]:
+    """Final runs at each cell's best values, and at the values one step away."""
+    task = Assembly(trials[0].recipe, trials[0].own).task
+    scores: dict[tuple, dict[Point, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for job in trials:
+        known = job.folder not in failed
+        figure = frames.metrics_at(out / job.folder, job.own)[task.headline] if known else math.nan
+        scores[_cell(job, search)][search.at(job.point)].append(figure)
+    at: dict[tuple, list[Job]] = defaultdict(list)
+    for job in finals:
+        at[_cell(job, search), search.at(job.point)].append(job)
+    chosen: list[Job] = []
+    shifted: dict[Shift, list[Job]] = {shift: [] for shift in search.shifts()}
+    for cell, found in scores.items():
+        best = search.best({point: float(np.mean(figures)) for point, figures in found.items()}, task.better)
+        if best is None:
+            chosen += at[cell, next(iter(found))]
+            continue
+        chosen += at[cell, best]
+        for shift, jobs in shifted.items():
+            beside = search.neighbour(best, shift)
+            jobs += [] if beside is None else at[cell, beside]
+    return chosen, shifted
+
+
+def _cell(job: Job, search: Search) -> tuple:
+    return (job.method, *((key, repr(value)) for key, value in job.point.items() if key not in search.axes))

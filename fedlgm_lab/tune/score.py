@@ -1,0 +1,167 @@
+"""Scores that compare the runs of a search: on the public test set, or by a noised query of the private data."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from dp_accounting import dp_event
+from torch import nn
+
+from fedlgm import privacy
+from fedlgm.aggregation import BoundedSum
+from fedlgm.errors import ConfigError, check_positive, prefix_key
+from fedlgm.noise.keys import KeyRing
+from fedlgm.noise.release import release
+from fedlgm.planning.facts import RunFacts, Sampling
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Guarantee, Relation
+from fedlgm.training import inputs, tasks
+from fedlgm.training.devices import torch_threads
+from fedlgm.training.tasks import Task
+from fedlgm.training.tasks.base import measured
+from simulations.config.assembly import Assembly
+from simulations.runs.headline import is_share
+from simulations.runs.rows import RunSummary
+
+_HALF = 0.5
+"""Bound of a unit's contribution, whose figure in [0, 1] is moved to [-1/2, 1/2]."""
+_BATCH = 1000
+
+
+class Score(ABC):
+    """A score of runs; larger is better.
+
+    Attributes:
+        name: the measured figure, and its data.
+        noise: standard deviation of the noise in a score; 0 for public data.
+    """
+
+    name: str
+    noise: float
+
+    @abstractmethod
+    def events(self) -> list[dp_event.DpEvent]:
+        """Events of one score, in addition to that of the run."""
+
+    @abstractmethod
+    def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:
+        """The score of a run; not finite for a run that is worse than all others.
+
+        Args:
+            summary: summary of the run.
+            module: model of the run.
+            keys: ring of the score's noise, different for every run.
+        """
+
+
+class TestScore(Score):
+    """The task's headline on the test set, which is public."""
+
+    __test__ = False  # no test of pytest's
+    noise = 0.0
+
+    def __init__(self, task: Task) -> None:
+        self.name, self._task = f"{task.headline} on the public test set", task
+
+    def events(self) -> list[dp_event.DpEvent]:
+        """No events; see `Score.events`."""
+        return []
+
+    def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:
+        """See `Score.of`."""
+        value = float(summary["metrics"][self._task.headline])
+        return value if self._task.better == "higher" else -value
+
+
+@dataclass(frozen=True)
+class PrivateScore(Score):
+    """The mean over the protected units of a figure in [0, 1] on a unit's own examples, with Gaussian noise.
+
+    The figure is the task's headline metric if it is a share (accuracy). Otherwise it is 1 - loss / (loss of the
+    initial model on the test set, which is public), cut to [0, 1]. The sum over units of figure - 1/2 is released with
+    noise.
+
+    **Privacy.** A unit's term lies in [-1/2, 1/2] and depends only on its own examples and the model, because every
+    unit has a separate forward pass. So the sum moves by at most 1/2 if a unit is added, removed or made zero, and by
+    at most 1 if it is replaced. This is the Gaussian mechanism for any scored model. A run with its score is the
+    adaptive composition of both, and its output (model, score) is ordered by the score: the base mechanism that
+    Papernot and Steinke (2022, Theorems 2 and 6) repeat. Their r(a) is therefore the sum of the run's and the score's
+    Renyi divergences, and the score of the published run may be published too.
+
+    Attributes:
+        task: the task.
+        rows: rows of every unit's examples.
+        x, y: the private examples.
+        ceiling: loss that counts as 0; None if the headline metric is a share.
+        plan: bound, noise and event of one score.
+        name, noise: see `Score`.
+    """
+
+    task: Task
+    rows: Sequence[np.ndarray]
+    x: inputs.Inputs
+    y: torch.Tensor
+    ceiling: float | None
+    plan: ReleasePlan
+    name: str
+    noise: float
+
+    @classmethod
+    def calibrated(cls, assembly: Assembly, epsilon: float) -> PrivateScore:
+        """A score that costs `epsilon` at the recipe's delta.
+
+        Raises:
+            ConfigError: the epsilon is outside its range, or the initial model has no finite loss.
+        """
+        with prefix_key("score_epsilon"):
+            check_positive(epsilon=epsilon)
+        facts, recipe, found = assembly.facts, assembly.recipe, assembly.dataset
+        delta = recipe.privacy.delta
+        relation: Relation = "replace-one" if facts.relation == "replace-one" else "add-remove"
+        z = privacy.calibrate(epsilon, delta, steps=1, relation=relation)
+        units = Sampling("poisson", facts.sampling.population, 1.0, of=facts.sampling.of)
+        words = Guarantee("proven", "a unit's figure is bounded before noise is added to the sum", unit=recipe.unit)
+        once = RunFacts(z, units, relation, epsilon=epsilon, delta=delta)
+        plan = ReleasePlan(LayerTable.from_sizes({"score": 1}), [_HALF], [z * _HALF], once, words)  # type: ignore[arg-type]
+        ceiling = None
+        if not (is_share(assembly.task.headline) and assembly.task.better == "higher"):
+            tested = inputs.tensors(found.test_x), torch.from_numpy(found.test_y)
+            ceiling = tasks.evaluate(assembly.task, assembly.module(), *tested)["loss"]
+            if not 0 < ceiling < math.inf:
+                raise ConfigError(
+                    f"score_epsilon: the initial model's loss must be positive and finite, but it is {ceiling}"
+                )
+        rows = recipe.protects.examples(recipe, assembly.partition)
+        x, y = inputs.tensors(found.train_x), torch.from_numpy(found.train_y)
+        what = assembly.task.headline if ceiling is None else "1 - loss / initial loss"
+        name = f"{what} on the private training examples, mean over {recipe.unit}s"
+        return cls(assembly.task, rows, x, y, ceiling, plan, name, z * _HALF / plan.denominator)
+
+    def events(self) -> list[dp_event.DpEvent]:
+        """See `Score.events`: one Gaussian release."""
+        return [self.plan.event]
+
+    def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:
+        """See `Score.of`. The search has charged it before its first run."""
+        total = BoundedSum.empty(self.plan)
+        total.add(self.contributions(module))
+        return _HALF + float(release(total.total, self.plan, keys, round=1)) / self.plan.denominator
+
+    @torch.no_grad()
+    def contributions(self, module: nn.Module) -> torch.Tensor:
+        """Terms of the units [n, 1] in [-1/2, 1/2]; 0 for a unit without examples."""
+        module.eval()
+        with torch_threads(1):
+            return torch.tensor([[self._term(module, torch.from_numpy(rows))] for rows in self.rows if len(rows)])
+
+    def _term(self, module: nn.Module, rows: torch.Tensor) -> float:
+        parts = ((inputs.take(self.x, part), self.y[part]) for part in rows.long().split(_BATCH))
+        found = measured(self.task, ((inputs.call(module, x), y) for x, y in parts))
+        figure = found[self.task.headline] if self.ceiling is None else 1 - found["loss"] / self.ceiling
+        return min(max(figure, 0.0), 1.0) - _HALF if math.isfinite(figure) else -_HALF

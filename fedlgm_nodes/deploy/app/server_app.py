@@ -1,0 +1,5 @@
+"""The ServerApp of a deployment."""
+
+from fedlgm_nodes.deploy.server_entry import make_server_app
+
+app = make_server_app()

@@ -1,0 +1,180 @@
+"""A deployment's folder: the server operator's files and those of each node.
+
+DIR/deploy.toml                address, ports, names
+DIR/enrolment.toml             which node is which client
+DIR/server/                    SuperLink's certificate and database, Flower's configuration, runs
+DIR/signer/                    the key that signs questions, registered runs: of another user than the SuperLink's
+DIR/proxy/                     the proxy before the SuperLink, if nodes are on other machines
+DIR/authority/                 the key that signs certificates: no running process needs it
+DIR/nodes/NAME/                everything of one node: goes to its machine
+DIR/systemd/                   units for machines that start them by themselves
+DIR/logs/, DIR/processes.json  of what `fedlgm deploy up` has started on this machine
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.files import Under, read_toml
+from fedlgm_nodes.service.folder import NodeFolder
+
+
+class DeployedNode(BaseModel):
+    """One node of `deploy.toml`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str
+    port: int  # of its SuperNode's Runtime API, on its own machine
+
+
+class Settings(BaseModel):
+    """`deploy.toml`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    host: str  # where nodes connect: to the proxy, if there is one, else to the SuperLink
+    port: int
+    superlink: int | None = None  # port on 127.0.0.1 of a SuperLink behind a proxy
+    test: bool = False
+    nodes: list[DeployedNode]
+
+    @property
+    def local_port(self) -> int:
+        """The SuperLink's own port, on 127.0.0.1."""
+        return self.superlink or self.port
+
+    @property
+    def local(self) -> str:
+        """The SuperLink's own address, since it listens only on this machine."""
+        return f"127.0.0.1:{self.local_port}"
+
+
+@dataclass(frozen=True)
+class DeployedNodeFolder:
+    """Files of one node under `path`."""
+
+    path: Path
+
+    @property
+    def service(self) -> NodeFolder:
+        """Policy, keys and ledger of its release service."""
+        return NodeFolder(self.path / "service")
+
+    flower_key = Under("supernode.key")
+    """Private key of the node's SuperNode; the public half is in the file with the suffix `.pub`."""
+
+    def secret(self, role: str) -> Path:
+        """Secret shared by "supernode" and "executor": the same bytes in a file for each, readable only by its user."""
+        return self.path / f"{role}.secret"
+
+    flower_home = Under("flower")
+    """FLWR_HOME of its SuperNode."""
+    ca = Under("ca.crt")
+    """Certificate of the deployment's own authority."""
+
+    def script(self, role: str) -> Path:
+        """Script that starts one of its processes: "service", "supernode" or "executor"."""
+        return self.path / f"start-{role}.sh"
+
+
+@dataclass(frozen=True)
+class SignerFolder:
+    """Files of the process that signs questions."""
+
+    path: Path
+
+    key_file = Under("question.key")
+    """The key."""
+    runs = Under("runs")
+    """Registered runs."""
+    signed_file = Under("signed.sqlite")
+    """Record of signed questions."""
+    socket = Under("run/sign.sock")
+    """The signer's socket; users with access to its folder may ask."""
+    script = Under("start-signer.sh")
+    """Script that starts it."""
+
+    def key(self) -> Ed25519PrivateKey:
+        """The key that signs questions.
+
+        Raises:
+            RunError: the key is missing or damaged.
+        """
+        try:
+            return Ed25519PrivateKey.from_private_bytes(self.key_file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise RunError(f"the key of questions {self.key_file} cannot be used: {error}") from error
+
+
+@dataclass(frozen=True)
+class DeploymentFolder:
+    """Files of a deployment under `path`."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: Path) -> DeploymentFolder:
+        """An existing deployment.
+
+        Raises:
+            RunError: the folder is not a deployment's.
+        """
+        folder = cls(path.resolve())
+        if not folder.settings_file.is_file():
+            raise RunError(
+                f"{path} is not a deployment's folder (it has no deploy.toml); make one: fedlgm deploy init {path}"
+            )
+        return folder
+
+    settings_file = Under("deploy.toml")
+    """Address, ports, names."""
+    server = Under("server")
+    """The server's own files."""
+
+    @property
+    def signer(self) -> SignerFolder:
+        """The signer's files."""
+        return SignerFolder(self.path / "signer")
+
+    proxy = Under("proxy")
+    """The proxy's files, if there is a proxy."""
+    authority = Under("authority")
+    """The certificate authority's."""
+    flower_home = Under("server/flower")
+    """FLWR_HOME of the server's operator: Flower's configuration."""
+    enrolment_file = Under("enrolment.toml")
+    """The client of every registered node."""
+    positions_file = Under("server/positions.json")
+    """Last known position of each node's ledger."""
+    registered_file = Under("server/registered")
+    """Names of the nodes that the SuperLink knows."""
+    runs = Under("server/runs")
+    """Run folders."""
+    logs = Under("logs")
+    """Output of started processes."""
+    processes_file = Under("processes.json")
+    """Processes that `up` has started."""
+
+    def settings(self) -> Settings:
+        """`deploy.toml`.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        try:
+            return Settings.model_validate(read_toml(self.settings_file))
+        except ValidationError as error:
+            raise ConfigError(f"{self.settings_file} cannot be used: {error}") from error
+
+    def write_settings(self, settings: Settings) -> None:
+        """Write `deploy.toml`."""
+        self.settings_file.write_text(tomli_w.dumps(settings.model_dump(exclude_none=True)), encoding="utf-8")
+
+    def node(self, name: str) -> DeployedNodeFolder:
+        """The folder of a node."""
+        return DeployedNodeFolder(self.path / "nodes" / name)

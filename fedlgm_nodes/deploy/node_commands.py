@@ -1,0 +1,202 @@
+"""`fedlgm node`: the commands of a node's operator."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from fedlgm.errors import ConfigError
+from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
+from fedlgm_nodes.protocol.messages import printable
+from simulations.shell import Commands, JsonOption, NewFolderArgument, TestSeedOption, print_json
+from simulations.tables import table
+
+app = typer.Typer(cls=Commands, help="Create, run and inspect a node's release service.", no_args_is_help=True)
+_out = Console(soft_wrap=True, emoji=False)
+
+_OF_RELEASE = ("seq", "charged_at", "run", "round", "trust", "protects", "event")
+NodeArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder.")]
+
+
+@app.command()
+def init(
+    folder: NewFolderArgument,
+    client: Annotated[int, typer.Option(help="This node's number in the federation, from 0.")] = 0,
+    population: Annotated[
+        int | None, typer.Option(help="Registered clients of the federation; by default the client's number plus one.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the node; by default the folder's.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The examples: .npz, .npy, folder of images, IDX, Parquet.")] = None,
+    labels: Annotated[str | None, typer.Option(help="Labels: a file (npy, idx) or a column (parquet).")] = None,
+    kind: Annotated[str | None, typer.Option(help="numpy, images, idx, parquet or loader.")] = None,
+    shape: Annotated[str | None, typer.Option(help="Shape of one input, for example 1,28,28.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
+    epsilon: Annotated[float, typer.Option(help="Budget for the lifetime of the data set.")] = 8.0,
+    delta: Annotated[float, typer.Option(help="Delta of the budget.")] = 1e-5,
+    unit: Annotated[
+        str, typer.Option(help="Unit that the budget protects: client (all of the data) or example.")
+    ] = "client",
+    server_key: Annotated[str, typer.Option(help="Public key of the server; the node then answers no one else.")] = "",
+    test_seed: TestSeedOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a node's folder: commented policy, keys, empty ledger."""
+    from fedlgm_nodes.service.folder import NodeFolder
+
+    values: dict[str, Any] = {
+        "client": client, "population": client + 1 if population is None else population, "unit": unit,
+        "epsilon": epsilon, "delta": delta, "server_key": server_key,
+    }  # fmt: skip
+    values |= {"name": name} if name else {}
+    if kind == "loader":
+        values |= {"kind": kind, "path": "", "loader": str(data or "package.module:function")}
+    elif data is not None:
+        if not data.exists():
+            raise ConfigError(
+                f"--data: there is nothing at {data}; create it first, or leave --data out and edit the policy"
+            )
+        values |= {"path": str(data.resolve()), "kind": kind or _kind(data), "data_name": data.stem}
+    elif kind is not None:
+        values["kind"] = kind
+    if labels is not None:
+        local = Path(labels)
+        if not local.exists() and values.get("kind") in ("numpy", "idx"):
+            raise ConfigError(f"--labels: there is no file {labels}")
+        values["labels"] = str(local.resolve()) if local.exists() else labels
+    if shape is not None:
+        if not re.fullmatch(r"\d+(,\d+)*", shape):
+            raise ConfigError(f"--shape takes sizes such as 64 or 1,28,28, got {shape!r}")
+        values["shape"] = [int(size) for size in shape.split(",")]
+    if classes is not None:
+        values["classes"] = classes
+    if values.get("kind") == "images" and data is not None and data.is_dir():
+        names = sorted(one.name for one in data.iterdir() if one.is_dir())
+        values |= {"class_names": names, "classes": len(names)}
+    NodeFolder(folder).check_length()
+    made = NodeFolder.create(folder, values, test_seed=test_seed)
+    if as_json:
+        print_json({"folder": str(folder), **made.public()})
+        return
+    _out.print(f"made {folder}: read and edit {made.policy_file}, then `fedlgm node serve {folder}`", markup=False)
+    _out.print(f"send {made.public_file} to the server's operator; back up {folder / 'state'} as a whole", markup=False)
+
+
+@app.command()
+def serve(folder: NodeArgument) -> None:
+    """Answer questions about this node's data within its policy, until stopped."""
+    from fedlgm_nodes.service.listener import run
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    run(folder)
+
+
+@app.command()
+def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
+    """Show whether the service answers, and the remaining budget."""
+    from fedlgm.errors import RunError
+    from fedlgm_nodes.protocol import frames
+    from fedlgm_nodes.protocol import messages as protocol
+    from fedlgm_nodes.service.folder import NodeFolder
+
+    node = NodeFolder.open(folder)
+    try:
+        answer, _ = frames.exchange(str(node.socket), protocol.HELLO, b"", timeout=60)
+    except frames.NoService as error:
+        answer = {"ok": False, "why": f"{error}; start it: fedlgm node serve {folder}"}
+    except RunError as error:
+        answer = {"ok": False, "why": str(error)}
+    if as_json:
+        print_json(answer)
+    elif answer.get("ok"):
+        note = ". FOR TESTS, NOT PRIVATE" if answer["test"] else ""
+        _out.print(
+            f"{answer['name']}: client {answer['client']} of {answer['population']}, epsilon "
+            f"{answer['epsilon_spent']:.4g} of {answer['epsilon']:g} spent at delta {answer['delta']:g} "
+            f"for {'each example' if answer.get('unit') == 'example' else 'all of its data'}, "
+            f"{answer['releases_left']} releases left{note}",
+            markup=False,
+        )
+    else:
+        state = f"refuses ({answer['code']})" if "code" in answer else "not answering"
+        _out.print(f"{state}: {answer.get('why')}", markup=False)
+    if not answer.get("ok"):
+        raise typer.Exit(1)
+
+
+def _guarantee(trust: set[str], protected: str) -> Guarantee:
+    """Guarantee of a node's releases, by the noising party and the protected unit."""
+    unit, relation = cast(tuple[Unit, Relation], protected.split(", "))
+    from fedlgm.planning.trust import weakest
+
+    kind = weakest(trust)
+    return Guarantee(*kind.answers, relation, kind.name, unit)
+
+
+@app.command()
+def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
+    """Show the releases of the data set and the remaining budget, verified row by row."""
+    from fedlgm.privacy.cost import Cost
+    from fedlgm.privacy.events import decode
+    from fedlgm_nodes.service.folder import NodeFolder
+    from fedlgm_nodes.service.row import PROTECTED
+
+    node = NodeFolder.open(folder)
+    policy = node.policy()
+    with node.ledger(readonly=True) as kept:
+        protected = PROTECTED[policy.privacy.unit]
+        rows, spent = kept.rows(), kept.epsilon(policy.privacy.delta, protected)
+        guarantee = _guarantee({row.trust for row in rows}, protected)
+        report: dict[str, Any] = {
+            "data": kept.dataset, "ledger": kept.identity, "test": kept.test, "releases": len(rows), "head": kept.head,
+            "epsilon_spent": spent, "epsilon": policy.privacy.epsilon,
+            "epsilon_left": max(0.0, policy.privacy.epsilon - spent), "delta": policy.privacy.delta,
+            "releases_left": max(0, policy.ask.releases - len(rows)),
+            "unit": guarantee.unit, "relation": guarantee.relation, "trust": sorted({row.trust for row in rows}),
+            "guarantee": guarantee.sentence(noise_reproducible=kept.test),
+            "noise_reproducible": kept.test,
+            "runs": dict(Counter(row.run for row in rows)),
+            "rows": [{name: getattr(row, name) for name in _OF_RELEASE} for row in rows],
+        }  # fmt: skip
+    if as_json:
+        print_json(report)
+        return
+    columns = ("release", "charged at", "run", "round", "trust", "cost")
+    last = table(f"{policy.node.name}: {report['data']}", columns, left=columns)
+    for row in rows[-20:]:
+        cost = Cost.of(decode(json.loads(row.event))).sentence(guarantee.unit)
+        run = Text(printable(row.run, 80))  # chosen by the sender of the question: no markup, no control characters
+        last.add_row(str(row.seq), row.charged_at[:19], run, str(row.round), row.trust, cost)
+    _out.print(last, soft_wrap=False)
+    _out.print(
+        f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta {policy.privacy.delta:g}, "
+        f"{report['epsilon_left']:.4g} left; "
+        f"{report['releases_left']} of {policy.ask.releases} releases left; "
+        f"head {kept.head[:16]}\n{report['guarantee']}",
+        markup=False,
+    )
+    if kept.test:
+        _out.print("FOR TESTS, NOT PRIVATE: the noise of these releases is known", markup=False)
+
+
+def _kind(data: Path) -> str:
+    if data.suffix in (".npz", ".npy"):
+        return "numpy"
+    if data.suffix == ".parquet" or (data.is_dir() and any(data.rglob("*.parquet"))):
+        return "parquet"
+    if data.is_dir():
+        return "images"
+    if "idx" in data.name or "ubyte" in data.name:
+        return "idx"
+    raise ConfigError(
+        f"--data: {data.name} is not .npz, .npy, .parquet, IDX (as in images-idx3-ubyte) or a folder of images: "
+        "convert it (pandas.read_csv(...).to_parquet(...)), or read it with your own function (--kind loader)"
+    )

@@ -1,0 +1,312 @@
+"""Starting and stopping a deployment's processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+from pydantic import Field
+
+from fedlgm.errors import RunError
+from fedlgm.files import write_durably
+from fedlgm_nodes.deploy.flower_cli import Flower, is_online
+from fedlgm_nodes.deploy.layout import DeploymentFolder, Settings
+from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.protocol import messages as protocol
+from simulations.engines.flower_command import environment, tail
+from simulations.engines.flower_processes import end, started_under, taken, with_children
+from simulations.runs.shapes import read_json
+
+_STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
+_MARK = "FEDLGM_DEPLOYED"
+"""Variable in the environment of every process that `up` starts: its id, its log's length before, role and folder.
+
+It finds processes that the record does not name. Their children inherit it, but have other ids.
+"""
+_STILL_CONNECTED = "[code: 2004]"
+"""Line for a SuperNode that the SuperLink considers connected, as it does for half a minute after a kill."""
+_AGAIN_S = 2.0
+_OF_SERVICE = ("epsilon_spent", "epsilon", "delta", "releases_left", "test")
+_Known = tuple[int, float, int]
+"""Process, seconds from the start of the machine to its own, and length of its log at that time."""
+_ID = "SuperNode ID:"
+_HEAD = 1 << 20
+"""Bytes of a SuperNode's log, from its last start on, among which it states its id."""
+
+
+def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
+    """Start the SuperLink and every node, and wait until all nodes are connected; running processes are kept.
+
+    Raises:
+        RunError: a process ended, or not all nodes connected; all processes that the call started are then stopped.
+    """
+    settings, flower = folder.settings(), Flower(folder)
+    running = _found(folder)
+    started: list[str] = []
+    try:
+        _record(folder, _recorded(folder) | _marked(folder))
+        if "superlink" not in running:
+            end(started_under(folder.flower_home))  # ServerApps of a SuperLink that died: they still hold their runs
+        _check_ports(settings, running)
+        _start(folder, "superlink", running, started)
+        _start(folder, "signer", running, started)
+        if settings.superlink is not None:
+            _start(folder, "proxy", running, started)
+        _wait(folder, running, started, "the SuperLink", flower.healthy)
+        _wait(folder, running, started, "the signer", folder.signer.socket.exists)
+        known = set(folder.registered_file.read_text().split()) if folder.registered_file.is_file() else set()
+        for node in settings.nodes:
+            _start(folder, f"{node.name}-service", running, started)
+        for node in settings.nodes:
+            if node.name not in known:
+                flower.register(node.name)
+                known.add(node.name)
+                folder.registered_file.write_text("\n".join(sorted(known)))
+        for node in settings.nodes:
+            _start(folder, f"{node.name}-supernode", running, started)
+            _start(folder, f"{node.name}-executor", running, started)
+        for node in settings.nodes:
+            _wait(folder, running, started, f"the service of {node.name}", partial(_answers, folder, node.name))
+        # Its own word: the SuperLink takes nodes that were killed for connected, for half a minute.
+        _wait(folder, running, started, "every node", partial(_all_know_their_id, folder, started), every=0.5)
+        _wait(folder, running, started, "every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
+    except BaseException:
+        _stop(folder, list(started))
+        raise
+    say(f"{len(settings.nodes)} nodes are connected to https://{settings.host}:{settings.port}")
+    say("whoever can open a connection to the SuperLink's control port on this machine can run code as this user")
+
+
+def _check_ports(settings: Settings, running: Iterable[str]) -> None:
+    """Refuse to start processes whose ports another program has.
+
+    Raises:
+        RunError: one is taken.
+    """
+    ports = {"superlink": settings.local_port}
+    ports |= {f"{node.name}-supernode": node.port for node in settings.nodes}
+    for role, port in ports.items():
+        if role not in running and taken(port):
+            raise RunError(
+                f"port {port} of 127.0.0.1, which {role} needs, is in use by another program: stop that program, or "
+                "create the deployment again in another folder, with other ports"
+            )
+
+
+def down(folder: DeploymentFolder) -> int:
+    """Stop all processes that `up` has started on this machine, with their children, and return their number."""
+    return _stop(folder, ["superlink", *_recorded(folder), *_marked(folder)])
+
+
+def status(folder: DeploymentFolder) -> dict[str, Any]:
+    """Running processes, connected nodes, each node's remaining budget, and the runs.
+
+    For each node in `nodes`, `service`, `supernode` and `executor` say whether these processes run on this machine;
+    `online` whether the SuperLink counts the node as connected (None if its SuperNode has no id so far), and `since`
+    the UTC time since which this has been so (None if it has never been connected). The service's own figures cover
+    the data set's whole life, and are None if the service does not answer; `problem` then says why.
+    """
+    settings, running, flower = folder.settings(), _found(folder), Flower(folder)
+    try:
+        healthy, problem = flower.healthy(), "does not answer"
+    except RunError as error:
+        healthy, problem = False, str(error)
+    listed = flower.nodes() if healthy else {}
+    nodes = []
+    for node in settings.nodes:
+        answer = hello(folder, node.name)
+        entry = listed.get(_node_id(folder, f"{node.name}-supernode"), {})
+        online = is_online(entry) if entry else None
+        since = entry.get("online-at" if online else "offline-at")
+        nodes.append(
+            {
+                "name": node.name,
+                **{role: f"{node.name}-{role}" in running for role in ("service", "supernode", "executor")},
+                "online": online,
+                "since": since if since != "N/A" else None,
+                **{figure: answer.get(figure) for figure in _OF_SERVICE},
+                "problem": None if answer.get("ok") else str(answer.get("why")),
+            }
+        )
+    return {
+        "address": f"{settings.host}:{settings.port}",
+        "superlink": healthy,
+        "problem": None if healthy else problem,
+        "connected": sum(map(is_online, listed.values())),
+        "nodes": nodes,
+        "runs": [_run(path.parent) for path in sorted(folder.runs.glob("*/recipe.toml"))],
+    }
+
+
+def hello(folder: DeploymentFolder, name: str) -> dict[str, Any]:
+    """The budget of a node on this machine, as its service states it. Without one `ok` is False, `why` says why."""
+    try:
+        header, _ = frames.exchange(str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60)
+    except RunError as error:
+        return {"ok": False, "why": str(error)}
+    return header
+
+
+def _answers(folder: DeploymentFolder, name: str) -> bool:
+    return hello(folder, name).get("ok") is True
+
+
+def _run(path: Path) -> dict[str, Any]:
+    from simulations.runs.folder import RunFolder
+
+    run = RunFolder(path)
+    result = run.result()
+    return {"run": path.name, "rounds": len(run.rows()), "finished": result is not None}
+
+
+def _start(folder: DeploymentFolder, role: str, running: dict[str, psutil.Process], started: list[str]) -> None:
+    if role in running:
+        return
+    folder.logs.mkdir(exist_ok=True)
+    with (folder.logs / f"{role}.log").open("ab") as log:
+        started.append(role)
+        since = log.tell()
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f'export {_MARK}="$$ $1"; exec "$0"', _script(folder, role),
+             f"{since} {role} {folder.path}"],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment(None),
+        )  # fmt: skip
+    child = psutil.Process(process.pid)
+    try:
+        _record(folder, _recorded(folder) | {role: (process.pid, _born(child), since)})
+    except BaseException:
+        end({child})
+        raise
+
+
+def _record(folder: DeploymentFolder, known: dict[str, _Known]) -> None:
+    try:
+        write_durably(folder.processes_file, json.dumps(known).encode())
+    except OSError as error:
+        raise RunError(
+            f"the record of processes {folder.processes_file} cannot be written: {error.strerror}"
+        ) from error
+
+
+def _script(folder: DeploymentFolder, role: str) -> Path:
+    """The script that starts a role: "superlink", "signer", "proxy", or a node's, such as "node0-service"."""
+    servers = {
+        "superlink": folder.server / "start-superlink.sh",
+        "signer": folder.signer.script,
+        "proxy": folder.proxy / "start-proxy.sh",
+    }
+    name, _, kind = role.rpartition("-")
+    return servers[role] if role in servers else folder.node(name).script(kind)
+
+
+def _wait(
+    folder: DeploymentFolder,
+    found: Iterable[str],
+    started: list[str],
+    what: str,
+    ready: Callable[[], bool],
+    every: float = 0.1,
+) -> None:
+    """Wait until `ready`; restart processes that have ended since they were found running, and refused SuperNodes."""
+    deadline = time.monotonic() + _STARTUP_S
+    while not ready():
+        running = _running(folder)
+        for role in [one for one in dict.fromkeys((*found, *started)) if one not in running]:
+            if role in started:  # another role was found running, but was about to end
+                if not role.endswith("-supernode") or _STILL_CONNECTED not in _said(folder, role):
+                    said = tail(_said(folder, role))
+                    last = said.rpartition("\n")[2]  # of fedlgm's own processes
+                    raise RunError(f"{role} ended:" + (f" {last[7:]}" if last.startswith("error: ") else f"\n{said}"))
+                time.sleep(_AGAIN_S)
+            _start(folder, role, running, started)
+        if time.monotonic() > deadline:
+            raise RunError(f"{what} did not start within {_STARTUP_S:g} s; see {folder.logs}")
+        time.sleep(every)
+
+
+def _recorded(folder: DeploymentFolder) -> dict[str, _Known]:
+    if not folder.processes_file.is_file():
+        return {}
+    kind = dict[str, Annotated[list[float], Field(min_length=3, max_length=3)]]
+    found = read_json(folder.processes_file, kind, "delete it: the processes that `up` started are found without it")
+    return {role: (int(pid), born, int(since)) for role, (pid, born, since) in found.items()}
+
+
+def _marked(folder: DeploymentFolder) -> dict[str, _Known]:
+    """Running processes that `up` started, also if the record was lost or `up` was killed before it wrote it.
+
+    Processes of other users do not count, since anyone can set the variable.
+    """
+    found = {}
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError, ValueError):
+            pid, since, role, path = one.environ().get(_MARK, "0 0 - -").split(" ", 3)
+            if (int(pid), path) == (one.pid, str(folder.path)) and one.uids().real == os.getuid():
+                found[role] = (one.pid, _born(one), int(since))
+    return found
+
+
+def _running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
+    """Processes in the record that run."""
+    return _alive(_recorded(folder))
+
+
+def _found(folder: DeploymentFolder) -> dict[str, psutil.Process]:
+    """Processes that run, in the record or not. This looks at every process of the machine."""
+    return _alive(_recorded(folder) | _marked(folder))
+
+
+def _born(process: psutil.Process) -> float:
+    """When a process started, in seconds since the machine did: the time of day moves when the clock is set."""
+    return process.create_time() - psutil.boot_time()
+
+
+def _alive(known: dict[str, _Known]) -> dict[str, psutil.Process]:
+    found = {}
+    for role, (pid, born, _) in known.items():
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if abs(_born(process) - born) < 0.01 and process.status() != psutil.STATUS_ZOMBIE:
+                found[role] = process
+    return found
+
+
+def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
+    running = _found(folder)
+    # SuperNodes first: they tell the SuperLink that they leave, which would refuse them for half a minute otherwise.
+    supernodes = {running[role] for role in roles if role in running and role.endswith("-supernode")}
+    family = {one for role in roles if role in running for one in with_children(running[role])}
+    if "superlink" in roles:
+        family |= started_under(folder.flower_home)
+    end(supernodes)
+    end(family)
+    kept = {role: known for role, known in _recorded(folder).items() if role not in roles}
+    with contextlib.suppress(RunError):  # on a full disk the record keeps processes that have ended
+        _record(folder, kept)
+    return len(family)
+
+
+def _all_know_their_id(folder: DeploymentFolder, started: list[str]) -> bool:
+    return all(_node_id(folder, role) for role in started if role.endswith("-supernode"))
+
+
+def _node_id(folder: DeploymentFolder, role: str) -> str:
+    """Flower's id of a node, which its SuperNode on this machine has logged; empty if it has not."""
+    found = re.findall(rf"{_ID} (\d+)", _said(folder, role, _HEAD)) if (folder.logs / f"{role}.log").is_file() else []
+    return str(found[-1]) if found else ""
+
+
+def _said(folder: DeploymentFolder, role: str, most: int = -1) -> str:
+    """Output of a process since its last start: the first `most` bytes, or all of it."""
+    with (folder.logs / f"{role}.log").open("rb") as log:
+        log.seek(_recorded(folder).get(role, (0, 0.0, 0))[2])
+        return log.read(most).decode("utf-8", errors="replace")

@@ -1,0 +1,259 @@
+"""The ServerApp of a deployment, which connects the run's objects with `NodeGrid`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from clients.flower_private import hasten_server_grid
+from fedlgm.errors import ConfigError, DivergedError
+from fedlgm.training.models import digest_of_file
+from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.secagg.cohort import MOST_NODES
+from fedlgm_nodes.server.answers import AnswerCheck
+from fedlgm_nodes.server.budgets import Need
+from fedlgm_nodes.server.enrolment import Enrolment
+from fedlgm_nodes.server.grid import EnrolledNodes, NodeGrid
+from fedlgm_nodes.server.questions import NodeQuestions, signed_at
+from fedlgm_nodes.server.round import Patience, RoundReport
+from fedlgm_nodes.server.secure_grid import EnrolledSum, SecureGrid
+from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe
+from simulations.config.sections import Deployment
+from simulations.runs.folder import RunFolder
+from simulations.runs.rows import FullRow
+from simulations.runs.server import serve
+
+ENDED = "ended"  # a private file that a ServerApp leaves when it ends, in whatever way short of a kill
+TOLD = "nodes.log"  # progress lines, among the run's private files
+_POLL_S = 0.2
+REPORT = "nodes.jsonl"  # what became of each round's questions
+
+
+class DeployedAssembly(Assembly):
+    """The objects of a run whose clients keep their data. The server has the recipe's test set, and no partition."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Equal sizes [clients], because the nodes' numbers of examples are unknown."""
+        return np.ones(self.recipe.federation.clients, dtype=np.int64)
+
+    def check_server(self) -> None:
+        """Build the server's part of a recipe, including users' objects, before anything is started.
+
+        Raises:
+            ConfigError: an object cannot be found or built.
+        """
+        self.first_plan()
+        self.server_optimizer()
+
+
+def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
+    """The recipe as a deployment runs it, with its number of nodes, its own keys and a checkpoint in every round.
+
+    Args:
+        recipe: the recipe as written.
+        clients: number of enrolled nodes.
+        test: keep the recipe's seed, for nodes that were made for tests with the same seed.
+
+    Raises:
+        ConfigError: real nodes do not support a setting.
+    """
+    federation, run = recipe.federation, recipe.run
+    recipe.protects.check_nodes()
+    if federation.dropout or federation.stragglers:
+        raise ConfigError("federation.dropout and federation.stragglers are simulated: set both to 0 for real nodes")
+    if recipe.mechanism.variant != "sound":
+        raise ConfigError(
+            f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make only sound "
+            "releases: leave it out"
+        )
+    if recipe.model.adapters is not None and recipe.model.weights is None:
+        raise ConfigError(
+            "model.adapters: all nodes must have the same frozen base: name its file in model.weights, and its "
+            "SHA-256 in every node's policy ([allow] weights)"
+        )
+    if test and run.seed is None:
+        raise ConfigError("a test deployment needs run.seed, the seed that its nodes were made with")
+    own = recipe.changed(
+        federation={"clients": clients},
+        run={"seed": run.seed if test else None, "test_mode": test, "checkpoint_every": 1},
+    ).model_copy(update={"deployment": recipe.deployment or Deployment()})
+    own = Recipe.model_validate(own.model_dump())
+    asked = round(own.federation.share * clients)
+    if own.distributed is not None and asked > MOST_NODES:
+        raise ConfigError(
+            f"a round of {asked} real nodes: at most {MOST_NODES} can make a secure sum. Set a lower federation.rate "
+            "or federation.cohort"
+        )
+    return own
+
+
+def work_of(recipe: Recipe) -> dict[str, Any]:
+    """The requested work, by names that are installed on the nodes (see `fedlgm_nodes.protocol.messages.Question`)."""
+    model: dict[str, Any] = {"name": recipe.model.name, **recipe.model.options}
+    if recipe.model.weights is not None:
+        model["weights"] = digest_of_file(recipe.model.weights)  # each node has its own copy, which its policy pins
+    if recipe.model.adapters is not None:
+        seed = (recipe.run.seed or 0) if recipe.model.seed is None else recipe.model.seed
+        model["adapters"] = {"seed": seed, **recipe.model.adapters}  # where A is frozen, it is not sent
+    work: dict[str, Any] = {
+        "mechanism": {"name": recipe.mechanism.name, **recipe.mechanism.options},
+        "group_by": recipe.mechanism.group_by,
+        "task": {"name": recipe.task.name, **recipe.task.options},
+        "model": model,
+        "training": recipe.training.local.to_dict(),
+    }
+    if recipe.training.exact_sums:
+        work["exact_sums"] = True  # of example-level steps
+    return work
+
+
+def needed(assembly: Assembly, run: str, *, done: int) -> Need | None:
+    """A run's remaining demand on each node; None if there is none.
+
+    Rounds of different cost are replaced by the same number of equal rounds with the same total cost. If sampling may
+    invite a node to any round, the number is its 99 % quantile.
+
+    Args:
+        assembly: objects of the run.
+        run: its label.
+        done: number of finished rounds.
+    """
+    facts, method, plan = assembly.facts, assembly.method, assembly.first_plan()
+    costs = np.array(method.mechanism.costs(method.layers, facts.rounds), dtype=float)
+    scale = math.sqrt(costs[0] / costs.mean())
+    if scale != 1:
+        plan = replace(
+            plan, sigma=plan.sigma * scale, queries=tuple(replace(one, sigma=one.sigma * scale) for one in plan.queries)
+        )
+    left, releases = facts.rounds - done, facts.releases
+    if facts.max_participations is None and facts.sampling.separation is None and facts.sampling.rate < 1:
+        import scipy.stats
+
+        releases = int(scipy.stats.binom.ppf(0.99, facts.rounds, facts.sampling.rate))
+    return Need(run, work_of(assembly.recipe), plan.to_json(), min(releases, left)) if min(releases, left) > 0 else None
+
+
+class NodesRecord:
+    """Record of the nodes in a run's private files, because it shows who took part.
+
+    Args:
+        folder: the run's folder.
+        summed: whether the server sees only the sum of a round, which nobody answers if no node may take part.
+    """
+
+    def __init__(self, folder: RunFolder, summed: bool) -> None:
+        self._folder, self._summed = folder, summed
+
+    def say(self, line: str) -> None:
+        """Print a line, and keep it."""
+        print(line, flush=True)
+        self._folder.append_private(TOLD, line)
+
+    def round(self, report: RoundReport) -> None:
+        """Store the report of a round's questions."""
+        self._folder.append_private(REPORT, json.dumps(asdict(report)))
+
+    def counted(self, row: FullRow) -> None:
+        """Print a round's line."""
+        if self._summed and not row["cohort"]:
+            self.say(f"round {row['round']} is void and moves nothing: no node may take part in it any more")
+            return
+        figures = f", accuracy {row['accuracy']:.4f}, epsilon {row['epsilon']:.3f}" if "accuracy" in row else ""
+        self.say(f"round {row['round']}: {row['cohort']} nodes asked, {row['seconds']:.2f} s{figures}")
+
+    def ended(self, rounds: int) -> None:
+        """Print how many rounds of a run were done, and how many of those moved nothing."""
+        done = len(self._folder.rows())
+        file = self._folder.private / REPORT
+        reports = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+        void = done - len({report["round"] for report in reports if report["answered"]}) if self._summed else 0
+        self.say(
+            f"{done} of {rounds} rounds are done" + (f"; {void} of them are void and moved nothing" if void else "")
+        )
+
+
+def make_server_app() -> ServerApp:
+    """ServerApp that runs, or continues, the run folder named in the run config."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        _work_in(str(context.run_config["directory"]))
+        deployment = DeploymentFolder.open(Path(str(context.run_config["deployment"])))
+        folder = RunFolder.open(Path(str(context.run_config["run-dir"])))
+        with folder.written():
+            try:
+                _serve(grid, deployment, folder)
+            finally:
+                folder.private_file(ENDED)
+
+    return app
+
+
+def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
+    recipe = folder.recipe()
+    assembly, federation = DeployedAssembly(recipe), recipe.federation
+    alone = assembly.facts.noised_by.alone
+    record = NodesRecord(folder, summed=not alone)
+
+    hasten_server_grid()
+    enrolment = Enrolment.load(deployment.enrolment_file)
+    questions = NodeQuestions(folder.path.name, work_of(recipe), partial(signed_at, deployment.signer.socket))
+    answers = AnswerCheck(
+        enrolment, assembly.layers, positions=deployment.positions_file, test=deployment.settings().test
+    )
+    nodes = (NodeGrid if alone else SecureGrid)(
+        grid, enrolment, questions, answers,
+        patience=_patience(recipe), say=record.say, on_round=record.round,
+    )  # fmt: skip
+    enrolled = (EnrolledNodes if alone else EnrolledSum)(
+        round_timeout=federation.round_timeout, quorum=federation.quorum, max_failures=federation.max_failures,
+        simulated=recipe.run.test_mode,
+    )  # fmt: skip
+    if need := needed(assembly, folder.path.name, done=len(folder.rows())):
+        nodes.require(need)
+    try:
+        serve(nodes, assembly, folder, "deployment", record.counted, nodes=enrolled)
+        record.ended(assembly.facts.rounds)
+    except DivergedError as error:
+        said = ", ".join(f"{enrolment[client].name} ({norm:.3g})" for client, norm in error.largest)
+        record.say(f"training diverged; norms of the largest contributions of its last round: {said}")
+        raise
+
+
+def _work_in(directory: str) -> None:
+    """Change to the command's directory, in which a recipe's own modules and files are found.
+
+    Raises:
+        ConfigError: the ServerApp's user has no access.
+    """
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory}, where `fedlgm deploy run` was called, is closed to the user that runs ServerApps: call it "
+            f"in a folder that this user can enter ({error.strerror})"
+        ) from error
+
+
+def _patience(recipe: Recipe) -> Patience:
+    federation, deployment = recipe.federation, recipe.deployment or Deployment()
+    shares = recipe.distributed
+    return Patience(
+        quorum=federation.quorum or 0.0 if shares is None else shares.threshold / federation.clients,
+        round_seconds=federation.round_timeout or 600.0,
+        offline_seconds=deployment.offline_seconds,
+        give_up_seconds=deployment.give_up_seconds,
+        poll_seconds=_POLL_S if shares is None else _POLL_S / 4,  # five short trips in a round
+    )

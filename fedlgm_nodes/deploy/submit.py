@@ -1,0 +1,209 @@
+"""Runs of a recipe on a deployment: submission, progress, outcome, and continuation after an interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fedlgm.errors import RunError
+from fedlgm_nodes.deploy.flower_cli import Flower
+from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.registration import Registration, number, registered
+from fedlgm_nodes.deploy.server_entry import ENDED, TOLD, DeployedAssembly, deployed
+from fedlgm_nodes.server.enrolment import Enrolment
+from fedlgm_nodes.server.questions import unused_at
+from simulations.config.recipe import Recipe
+from simulations.engines.flower_command import CONNECTION, completed, config_file, first_exception, reason
+from simulations.runs import new_folder
+from simulations.runs.folder import RunFolder
+from simulations.runs.rows import RunSummary
+
+APP = Path(__file__).parent / "app"
+_SILENCE_S, _LONGEST_S = 20.0, 30.0  # of a run, until Flower is asked what became of it; a question costs a second
+_GONE_S = 1.0  # from the end of a server process's lock until its file `ENDED` must be there
+_KILLED = (
+    "the run's server process has ended without an error, for example because it was killed; the same command, "
+    "without --fresh, resumes the run"
+)
+
+
+def run(
+    folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False, say: Callable[[str], None] = print
+) -> RunSummary:
+    """Run a recipe on a deployment and return its summary. The same recipe again continues an interrupted run.
+
+    Args:
+        folder: the deployment.
+        recipe: the recipe; its number of clients becomes that of the enrolled nodes.
+        fresh: start a new run even if there is one of this recipe.
+        say: called with each line of progress.
+
+    Raises:
+        ConfigError: real nodes do not support a setting.
+        DivergedError: a round's model is NaN or infinite.
+        RunError: the SuperLink does not answer, or the run failed; the message ends with Flower's log.
+    """
+    flower, settings = Flower(folder), folder.settings()
+    clients = len(Enrolment.load(folder.enrolment_file))
+    if recipe.federation.clients != clients:
+        say(f"federation.clients = {clients}: the enrolled nodes")
+    if recipe.run.seed is not None and not settings.test:
+        say("run.seed is ignored: a deployed run draws its own keys")
+    recipe = deployed(recipe, clients, test=settings.test)
+    DeployedAssembly(recipe).check_server()
+    if not flower.healthy():
+        raise RunError(
+            f"the SuperLink at {settings.local} does not answer: start it with fedlgm deploy up {folder.path}"
+        )
+    target = _folder(folder, recipe, fresh)
+    finished = target.result()
+    if finished is not None:
+        say(f"{target.path} is finished; --fresh starts another run")
+        return target.finished()
+    with target.locked():  # by the ServerApp of a command that was killed, for example
+        pass
+    if target.rows():
+        say(f"continuing {target.path} after round {target.rows()[-1]['round']}")
+    try:
+        with new_folder.removed_if_refused(target, asks_nodes=True):
+            return _submitted(flower, folder, target, recipe, say)
+    finally:
+        if not target.path.exists() and os.access(folder.signer.runs, os.W_OK):
+            (folder.signer.runs / f"{target.path.name}.json").unlink(missing_ok=True)
+
+
+def _submitted(
+    flower: Flower, folder: DeploymentFolder, target: RunFolder, recipe: Recipe, say: Callable[[str], None]
+) -> RunSummary:
+    if os.access(folder.signer.runs, os.W_OK):  # else its user has registered the run
+        Registration.of(recipe).save(folder.signer.runs, target.path.name)
+    here = {"deployment": str(folder.path), "run-dir": str(target.path), "directory": str(Path.cwd())}
+    (target.private / ENDED).unlink(missing_ok=True)
+    seen = _size(target)
+    run_id = flower.submit(APP, "--run-config", config_file(target.path / "flower.toml", here))
+    try:
+        status = _follow(flower, run_id, target, seen, say)
+    except BaseException:
+        flower.text("stop", run_id, CONNECTION)
+        say("stopped; the same command, without --fresh, resumes the run")
+        raise
+    return completed(target, status, lambda: _reason(status, flower.log(run_id)))
+
+
+def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -> str:
+    """Register a recipe's run with the signer and return the run's name.
+
+    This is for deployments whose signer belongs to another user; otherwise `run` registers its runs.
+
+    Args:
+        folder: the deployment.
+        recipe: the recipe to run.
+        fresh: register a new run even if there is one of this recipe.
+
+    Raises:
+        ConfigError: real nodes do not support a setting.
+    """
+    recipe = deployed(recipe, len(Enrolment.load(folder.enrolment_file)), test=folder.settings().test)
+    stem = _stem(recipe)
+    present = registered(folder.signer.runs, stem)
+    run = present[-1] if present and not fresh else _numbered(stem, present)
+    Registration.of(recipe).save(folder.signer.runs, run)
+    return run
+
+
+def _stem(recipe: Recipe) -> str:
+    digest = hashlib.sha256(recipe.to_toml().encode()).hexdigest()[:8]
+    return f"{re.sub('[^A-Za-z0-9._-]+', '-', recipe.name).lstrip('.-') or 'run'}-{digest}"
+
+
+def _numbered(stem: str, present: Iterable[str]) -> str:
+    """Name of a recipe's next run, after those that are present; a number is not used again for another run."""
+    return f"{stem}-{max(map(number, present), default=0) + 1:03d}"
+
+
+def _folder(folder: DeploymentFolder, recipe: Recipe, fresh: bool) -> RunFolder:
+    """The run folder of this recipe: the latest one, or a new one."""
+    stem = _stem(recipe)
+    folder.runs.mkdir(mode=0o700, exist_ok=True)
+    present = sorted((path.parent.name for path in folder.runs.glob(f"{stem}-*/recipe.toml")), key=number)
+    if present and not fresh:
+        return RunFolder.open(folder.runs / present[-1])
+    return new_folder.create(folder.runs / _new(folder, stem, present, fresh), recipe)
+
+
+def _new(folder: DeploymentFolder, stem: str, present: list[str], fresh: bool) -> str:
+    """Name of a run that begins. If another user registers runs, it is the newest one that has not begun.
+
+    Raises:
+        RunError: none is registered, or the signer does not answer.
+    """
+    if os.access(folder.signer.runs, os.W_OK):
+        known = registered(folder.signer.runs, stem)
+        return known[-1] if known and not fresh else _numbered(stem, [*known, *present])
+    waiting = [run for run in unused_at(folder.signer.socket, stem) if run not in present]
+    if not waiting:
+        raise RunError(
+            "a new run of this recipe is not registered; as the signer's user, with the same --set: "
+            "fedlgm deploy register RECIPE DIR --fresh"
+        )
+    return waiting[-1]
+
+
+def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Callable[[str], None]) -> str:
+    """Pass on the run's lines until it has ended; returns Flower's status.
+
+    Raises:
+        RunError: the run's server process was killed, which Flower itself notices after a minute or more.
+    """
+
+    def pass_on() -> bool:
+        """Pass on new lines; whether there were any."""
+        nonlocal seen
+        before, seen = seen, _size(target)
+        if seen > before:
+            with _told(target).open(encoding="utf-8", errors="replace") as file:
+                file.seek(before)
+                for line in file.read(seen - before).splitlines():
+                    say(line)
+        return seen > before
+
+    asked, silence, status = time.monotonic(), _SILENCE_S, ""
+    alive: float | None = None  # when the server process was last seen to hold the run's lock
+    while not status.startswith("finished"):
+        time.sleep(0.25)
+        if pass_on():
+            asked, silence = time.monotonic(), _SILENCE_S
+        ended = (target.private / ENDED).exists()
+        if target.is_locked():
+            alive = time.monotonic()
+        elif alive is not None and not ended and time.monotonic() - alive > _GONE_S:
+            raise RunError(_KILLED)
+        if time.monotonic() - asked > (0.5 if ended else silence):
+            status, asked, silence = flower.status(run_id), time.monotonic(), min(2 * silence, _LONGEST_S)
+    pass_on()  # what was said while Flower was asked
+    return status
+
+
+def _size(target: RunFolder) -> int:
+    file = _told(target)
+    return file.stat().st_size if file.is_file() else 0
+
+
+def _told(target: RunFolder) -> Path:
+    """File of the run's progress lines."""
+    return target.private / TOLD
+
+
+def _reason(status: str, log: str) -> str:
+    """The fedlgm error that ended a ServerApp, the error of another kind, or that its log shows none."""
+    for line in reversed(log.strip().splitlines()):
+        name, _, message = line.strip().partition(": ")
+        if name.startswith("fedlgm.errors.") and message:
+            return message
+    if first_exception(log) is None:
+        return f"{_KILLED} (Flower reports {status}). {reason(log)}"
+    return f"Flower reports {status}. {reason(log)}"

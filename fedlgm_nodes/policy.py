@@ -1,0 +1,412 @@
+"""The policy of a node's operator, one TOML file that no message can change.
+
+All checks use the numbers of the plan as it will be executed. Labels in a plan or a run have no effect.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+import numpy as np
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from fedlgm.errors import ConfigError, alternatives, explained
+from fedlgm.extension.loader import OWN, is_reference
+from fedlgm.files import read_toml
+from fedlgm.planning.clipping import LEAST_CLIP
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.trust import hides_answers
+from fedlgm.privacy.guarantee import Trust
+from fedlgm.training.models.weights import digest_of_file
+from fedlgm_nodes.protocol.messages import PROTOCOL, Name, printable, public_key
+
+_ROUNDING = 1 + 1e-6
+_LARGEST_SCALE = 2.0**100  # of noise; beyond it float64 sums overflow
+MOST_STEPS = 10_000  # example-level steps of one release
+MIB = 1 << 20
+LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""Validator for tuples in strict sections, because TOML has lists."""
+
+
+class Refusal(Exception):
+    """A question that the node does not answer; nothing has been charged or computed.
+
+    Attributes:
+        code: one of a fixed set, for programs.
+        why: one readable sentence, independent of the node's data. It is written to the node's log, and parts may
+            come from a stranger (see `printable`).
+        about: client of another node that caused the refusal; None if there is none.
+    """
+
+    def __init__(self, code: str, why: str, about: int | None = None) -> None:
+        self.code, self.why, self.about = code, printable(why, 1000), about
+        super().__init__(f"{code}: {self.why}")
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The answer with this refusal."""
+        about = {} if self.about is None else {"about": self.about}
+        return {"ok": False, "protocol": PROTOCOL, "code": self.code, "why": self.why} | about
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class Node(_Section):
+    """[node]: this node's client number in the federation."""
+
+    name: Name
+    client: int = Field(ge=0, lt=2**31)
+    population: int = Field(ge=1, le=2**31)
+
+    @model_validator(mode="after")
+    def _client_exists(self) -> Self:
+        if self.client >= self.population:
+            raise ValueError(f"client = {self.client} must be below population = {self.population}")
+        return self
+
+
+class Data(_Section):
+    """[data]: place of the node's examples (see `fedlgm_nodes.service.data`)."""
+
+    name: str = Field(min_length=1, max_length=200)
+    kind: Literal["numpy", "images", "idx", "parquet", "loader"]
+    path: str = ""
+    labels: str = ""  # numpy, idx: a separate file; parquet: the column
+    features: Annotated[tuple[str, ...], LISTED] = ()  # parquet: columns; by default all but the labels
+    loader: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
+    options: dict[str, Any] = {}  # of the loader
+    shape: Annotated[tuple[int, ...], Field(min_length=1), LISTED]  # of one input
+    classes: int = Field(ge=1)  # outputs of a model: classes, or numbers per example
+    class_names: Annotated[tuple[str, ...], LISTED] = ()  # images: folders, in the order of their numbers
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if any(size < 1 for size in self.shape):
+            raise ValueError(f"shape must hold positive sizes, got {list(self.shape)}")
+        if self.kind == "loader" and not self.loader:
+            raise ValueError("kind = 'loader' needs loader = 'package.module:function'")
+        if self.kind != "loader" and not self.path:
+            raise ValueError(f"kind = {self.kind!r} needs path")
+        if self.kind in ("idx", "parquet") and not self.labels:
+            raise ValueError(f"kind = {self.kind!r} needs labels (idx: a file; parquet: a column)")
+        if self.kind == "images" and len(self.class_names) != self.classes:
+            raise ValueError("kind = 'images' needs class_names, one folder name per class")
+        return self
+
+
+class Privacy(_Section):
+    """[privacy]: budget for the whole life of the data set, over all runs, servers and plans."""
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    unit: Literal["client", "example"] = "client"  # what the budget protects: all of the node's data, or one example
+    trust: Annotated[tuple[Trust, ...], LISTED] = ("local",)
+    min_noise_multiplier: float = Field(default=0.0, ge=0)
+    largest_clip: float = Field(default=1.0, gt=0, le=1e6)
+    exact_sums: bool = False  # example-level steps add up in float64, asked for or not
+
+    @model_validator(mode="after")
+    def _some_trust(self) -> Self:
+        if not self.trust:
+            raise ValueError("trust must name 'local', 'central' or 'distributed'")
+        return self
+
+
+class Allow(_Section):
+    """[allow]: names that are installed on the node and that a server may request."""
+
+    mechanisms: Annotated[tuple[str, ...], LISTED]
+    models: Annotated[tuple[str, ...], LISTED]
+    tasks: Annotated[tuple[str, ...], LISTED] = ("classification",)
+    options: dict[str, dict[str, list[Any]]] = {}  # of mechanisms: the values that may be asked for
+    weights: dict[str, str] = {}  # initial weights of models: SHA-256 of a safetensors file -> its path on this node
+    largest_model: int = Field(default=20_000_000, ge=1)  # parameters
+    most_epochs: int = Field(default=20, ge=1)
+
+    @field_validator("mechanisms", "models", "tasks")
+    @classmethod
+    def _known_names(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        from fedlgm import mechanisms
+        from fedlgm.training import models, tasks
+
+        names = {"mechanisms": lambda: mechanisms.names(None), "models": models.names, "tasks": tasks.names}
+        known = names[str(info.field_name)]()
+        for name in value:
+            if name not in known and not is_reference(name):
+                raise ValueError(f"unknown name {name!r}; {alternatives(name, known, OWN)}")
+        return value
+
+    @model_validator(mode="after")
+    def _options_of_listed_mechanisms(self) -> Self:
+        for name in self.options:
+            if name not in self.mechanisms:
+                raise ValueError(f"options names {name!r}, which mechanisms does not list")
+        return self
+
+    @field_validator("weights")
+    @classmethod
+    def _pinned(cls, value: dict[str, str]) -> dict[str, str]:
+        for digest, file in value.items():
+            if not re.fullmatch("[0-9a-f]{64}", digest):
+                raise ValueError(f"must map a file's SHA-256 of 64 hexadecimal digits to its path, got {digest!r}")
+            if not Path(file).is_absolute():
+                raise ValueError(f"must hold absolute paths, got {file!r}")
+        return value
+
+    def weights_file(self, digest: object) -> Path:
+        """The node's file with this SHA-256.
+
+        Raises:
+            Refusal: the policy does not list the hash, or the file's hash has changed. The path stays secret.
+        """
+        if not isinstance(digest, str) or digest not in self.weights:
+            raise Refusal("work", f"model.weights: no file with SHA-256 {str(digest)[:64]!r} is allowed on this node")
+        file = Path(self.weights[digest])
+        try:
+            found = digest_of_file(file)
+        except ConfigError:
+            found = ""
+        if found != digest:
+            raise Refusal("work", f"model.weights: the node's file for SHA-256 {digest} is missing or has changed")
+        return file
+
+    def check_options(self, mechanism: str, options: Mapping[str, Any]) -> None:
+        """Refuse options of a mechanism that this node's operator does not allow.
+
+        Bundled mechanisms are known, and none makes a release cost more than its plan says. The operator's own
+        mechanisms are not known, so only the listed values of their options, and their defaults, may be requested.
+
+        Raises:
+            Refusal: a value is not listed, if the policy lists values or the mechanism is not bundled.
+        """
+        if mechanism not in self.options and not is_reference(mechanism):
+            return
+        listed = self.options.get(mechanism, {})
+        for option, value in options.items():
+            allowed = listed.get(option, [])
+            if value not in allowed and not _is_default(mechanism, option, value):
+                known = ", ".join(map(repr, allowed)) if allowed else "only its default"
+                raise Refusal("work", f"mechanism: {option[:80]} = {value!r:.200}; allowed: {known}"[:400])
+
+
+def _is_default(mechanism: str, option: str, value: object) -> bool:
+    """Whether an option's value is its default."""
+    from fedlgm import mechanisms
+
+    try:
+        found = mechanisms.get(mechanism)
+    except ConfigError:  # another of its options has no default
+        return False
+    default = getattr(found, option) if option in mechanisms.options(mechanism) else ...
+    return bool((list(default) if isinstance(default, tuple) else default) == value)
+
+
+class Ask(_Section):
+    """[ask]: parties that may ask, and how often."""
+
+    server_key: str = ""  # Ed25519 public key; questions that it has not signed are refused
+    runs: Annotated[tuple[str, ...], LISTED] = ()  # labels; empty: any
+    releases: int = Field(default=1000, ge=1)
+    releases_per_run: int = Field(default=1000, ge=1)
+    releases_per_day: int = Field(default=1000, ge=1)
+    min_separation: int = Field(default=1, ge=1)  # rounds of a run from one answered question to the next
+
+    @field_validator("server_key")
+    @classmethod
+    def _key(cls, value: str) -> str:
+        if value:
+            try:
+                public_key(value)
+            except ValueError:
+                raise ValueError("must be an Ed25519 public key of 64 hexadecimal digits, or empty") from None
+        return value
+
+
+class Limits(_Section):
+    """[limits]: sizes and times."""
+
+    message_mib: int = Field(default=96, ge=1, le=1 << 13)
+    receive_seconds: float = Field(default=60.0, gt=0)
+    queue_seconds: float = Field(default=120.0, gt=0)
+    release_seconds: float = Field(default=600.0, gt=0)
+    connections: int = Field(default=8, ge=1, le=1024)
+    reply_every_seconds: float = Field(default=0.5, ge=0)
+    threads: int = Field(default=1, ge=1, le=1024)
+    kept_replies: int = Field(default=4, ge=0)
+
+
+class Socket(_Section):
+    """[socket]: users that may connect, in addition to the permissions of the socket's folder."""
+
+    group: str = ""
+    uids: Annotated[tuple[int, ...], LISTED] = ()
+
+
+class Distributed(_Section):
+    """[distributed]: the peers of a node in secure sums, and its conditions for them.
+
+    Example:
+        >>> Distributed(min_cohort=5, max_colluders=1, peers=("aa" * 32, "", "bb" * 32)).services.keys()
+        dict_keys([0, 2])
+    """
+
+    min_cohort: int = Field(ge=2)  # nodes, at least, among which a node's vector is hidden
+    max_colluders: int = Field(ge=0)  # of them that may collude with the server; the others' noise has to suffice
+    # Ed25519 keys of all clients' services, by client number; "": none
+    peers: Annotated[tuple[str, ...], Field(min_length=2), LISTED]
+
+    @field_validator("peers")
+    @classmethod
+    def _keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        owners = dict[str, int]()
+        for client, key in enumerate(value):
+            if not key:
+                continue
+            try:
+                if public_key(key).public_bytes_raw().hex() != key:
+                    raise ValueError
+            except ValueError:
+                raise ValueError(
+                    f"the key of client {client} must have 64 hexadecimal digits in lower case, or be empty"
+                ) from None
+            if (other := owners.setdefault(key, client)) != client:  # it would count as two nodes, and hold two shares
+                raise ValueError(f"clients {other} and {client} have the same key")
+        return value
+
+    @model_validator(mode="after")
+    def _enough(self) -> Self:
+        if self.min_cohort <= self.max_colluders + 1:
+            raise ValueError(
+                f"min_cohort = {self.min_cohort} must exceed max_colluders + 1 = {self.max_colluders + 1}: a node's "
+                "vector could otherwise be hidden only among those of colluders"
+            )
+        return self
+
+    @property
+    def services(self) -> dict[int, str]:
+        """Client -> public key of its service."""
+        return {client: key for client, key in enumerate(self.peers) if key}
+
+
+class Policy(_Section):
+    """A validated policy."""
+
+    node: Node
+    data: Data
+    privacy: Privacy
+    allow: Allow
+    ask: Ask = Ask()
+    limits: Limits = Limits()
+    socket: Socket = Socket()
+    distributed: Distributed | None = None
+
+    @model_validator(mode="after")
+    def _known_peers(self) -> Self:
+        if hides_answers(self.privacy.trust) and self.distributed is None:
+            raise ValueError("privacy.trust names 'distributed', which needs a section [distributed] with its peers")
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> Policy:
+        """Read a policy file.
+
+        Raises:
+            ConfigError: the file is missing or not TOML, or a key is unknown or has a wrong type or value; the message
+                gives key and reason.
+        """
+        try:
+            return cls.model_validate(read_toml(path))
+        except ValidationError as error:
+            said = [explained(item, cls._keys_beside(item["loc"])) for item in error.errors()]
+            raise ConfigError("\n".join(f"{path}: {one}" for one in said)) from error
+
+    @classmethod
+    def _keys_beside(cls, place: tuple[int | str, ...]) -> list[str]:
+        """Known keys of the section, or of the file, that holds the key at `place`."""
+        field = cls.model_fields.get(str(place[0])) if len(place) == 2 else None
+        kind = cls if field is None else (get_args(field.annotation) or (field.annotation,))[0]
+        return list(kind.model_fields)
+
+    def admit(self, plan: ReleasePlan) -> None:
+        """Refuse a plan that this node does not execute, independently of its budget.
+
+        Raises:
+            Refusal: the trust is another one, there is too little noise, or bounds are too large or not enforced.
+        """
+        privacy = self.privacy
+        if plan.facts.trust not in privacy.trust:
+            raise Refusal("privacy", f"a plan for {plan.facts.trust} trust; allowed: {', '.join(privacy.trust)}")
+        if plan.size == 0:
+            raise Refusal("plan", "a plan that releases nothing")
+        own, facts = self.distributed, plan.facts
+        if facts.sampling.of is not None:
+            shared = f"{facts.sampling.of}s with several clients each"
+            raise Refusal("plan", f"a plan for {shared}; this node bounds only its own data")
+        unmet = "" if own is None else facts.noised_by.unmet(facts, own.min_cohort, own.max_colluders)
+        if unmet:
+            raise Refusal("privacy", unmet)
+        if not plan.protected:
+            raise Refusal("privacy", "a plan without a guarantee")
+        names = [noisy.query.name for noisy in plan.queries]
+        if len(set(names)) < len(names):  # each is cheap, and is computed in every step
+            raise Refusal("plan", "a duplicate auxiliary query")
+        if plan.bounded_by == "trainer":
+            self._admit_steps(plan)
+        noise, apart = plan.facts.noise, plan.facts.sampling.separation or 1
+        if noise is not None and (noise.bands is None or noise.bands > apart):
+            raise Refusal(
+                "privacy",
+                "noise correlated over more rounds than lie between two participations of this node, which charges "
+                "each participation separately",
+            )
+        clip = plan.clip[plan.released]
+        sigma = np.array([part.sigma for part in plan.parts])
+        if (clip > privacy.largest_clip * _ROUNDING).any():
+            raise Refusal("privacy", f"a bound of {clip.max():g}; at most {privacy.largest_clip:g} is allowed")
+        if ((clip > 0) & (clip < LEAST_CLIP)).any():
+            raise Refusal("privacy", f"a bound of {clip[clip > 0].min():g}; norms in float32 are not accurate enough")
+        if not ((sigma > 0) & (sigma <= _LARGEST_SCALE)).all():
+            raise Refusal("privacy", "a released part without noise, or with more than can be represented")
+        multiplier = plan.effective_multiplier
+        if not math.isfinite(multiplier) or multiplier < privacy.min_noise_multiplier or multiplier <= 0:
+            raise Refusal(
+                "privacy", f"a noise multiplier of {multiplier:g}; at least {privacy.min_noise_multiplier:g} is needed"
+            )
+
+    def _admit_steps(self, plan: ReleasePlan) -> None:
+        """Refuse example-level steps that this node does not make; it adds the noise to every step itself."""
+        if self.privacy.unit != "example":
+            raise Refusal(
+                "privacy",
+                "a plan that protects single examples (privacy.unit = 'example'); this node's budget protects all of "
+                "its data at once, so it answers plans with bounds on its whole update",
+            )
+        steps = plan.facts.steps
+        if steps is None:  # with them, the facts themselves refuse another trust than local
+            raise Refusal("privacy", "example-level steps whose noise the server adds")
+        if plan.family != "gaussian":
+            raise Refusal("plan", "example-level steps with noise other than Gaussian")
+        if type(steps.count) is not int or not all(math.isfinite(value) for value in (steps.rate, steps.batch)):
+            raise Refusal("plan", "the number of example-level steps must be whole, and their rate and batch finite")
+        most = self.allow.most_epochs
+        if steps.count > MOST_STEPS or steps.count * steps.rate > most:
+            raise Refusal(
+                "work",
+                f"{steps.count} steps that sample each example with probability {steps.rate:g}; at most {MOST_STEPS} "
+                f"steps, and {most} passes over the data, are allowed",
+            )

@@ -1,0 +1,287 @@
+"""The agreement of a round's members: terms, adverts, cohort, and signed sets."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedlgm.errors import RunError
+from fedlgm.planning.distributed_trust import least_threshold
+from fedlgm_nodes.protocol.messages import R, canonical, digest, public_key, record_of, sign, types_of, verify
+from fedlgm_nodes.secagg.keys import agreed, new_secret, public_of
+from fedlgm_nodes.secagg.neighbours import Neighbours, shape_of
+
+MOST_NODES = 1000
+"""Largest cohort: the adverts of all its members go into one message's header."""
+MOST_WORDS = 1 << 30
+_HEXADECIMAL = re.compile("[0-9a-f]*")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Public facts of one attempt at one round.
+
+    Attributes:
+        run: label of the run.
+        round: number, from 1.
+        plan: digest of the requested release, for any model: plan and work.
+        threshold: least number of nodes in a sum (t).
+        colluders: number of nodes that may collude with the server (m); the others of t add all the noise that counts.
+        size: number of 32-bit words of a vector.
+        attempt: 32 hexadecimal digits, unique to the attempt.
+
+    Example:
+        >>> terms = Terms("run", 1, "0" * 64, 7, 1, 100, "0" * 32)
+        >>> terms.problem(10), terms.problem(14)
+        ('', 'a threshold of 7 for 14 nodes, 1 of whom may collude: 2 t > n + m is needed, that is 8 or more')
+    """
+
+    run: str
+    round: int
+    plan: str
+    threshold: int
+    colluders: int
+    size: int
+    attempt: str
+
+    @classmethod
+    def of(cls, raw: Any) -> Terms:
+        """Terms from plain values.
+
+        Raises:
+            RunError: terms cannot have these values.
+        """
+        terms = _of(cls, raw)
+        if terms.round < 1 or not 1 <= terms.size <= MOST_WORDS or terms.colluders < 0 or terms.threshold < 1:
+            raise RunError("the terms of a round hold a number out of range")
+        if len(terms.run) > 200 or not _hexadecimal(terms.plan, 64) or not _hexadecimal(terms.attempt, 32):
+            raise RunError("the terms of a round hold a malformed name or digest")
+        return terms
+
+    @cached_property
+    def digest(self) -> str:
+        """Name of the attempt."""
+        return digest("fedlgm secagg terms", canonical(self.values()))
+
+    def values(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def problem(self, nodes: int) -> str:
+        """The reason why a cohort of this size must not be aggregated on these terms; empty if it may be."""
+        threshold, colluders = self.threshold, self.colluders
+        least = least_threshold(nodes, colluders)
+        if nodes > MOST_NODES:
+            return f"a cohort of {nodes} nodes; at most {MOST_NODES} share secrets"
+        if threshold > nodes:
+            return f"a threshold of {threshold} for {nodes} nodes"
+        if threshold <= colluders:
+            return f"a threshold of {threshold} where {colluders} may collude: nobody's noise would count"
+        if threshold < least:
+            return (
+                f"a threshold of {threshold} for {nodes} nodes, {colluders} of whom may collude: 2 t > n + m is "
+                f"needed, that is {least} or more"
+            )
+        return ""
+
+
+@dataclass(frozen=True)
+class Advert:
+    """A node's public keys for one attempt, signed by its enrolled service.
+
+    Attributes:
+        client: the node's client number.
+        sealing: X25519 key by which others seal shares for it, 64 hexadecimal digits.
+        masking: X25519 key of its masks.
+        signature: signature over terms, client and both keys by the service's Ed25519 key.
+    """
+
+    client: int
+    sealing: str
+    masking: str
+    signature: str
+
+    @classmethod
+    def of(cls, raw: Any) -> Advert:
+        """An advert from plain values.
+
+        Raises:
+            RunError: an advert cannot have these values.
+        """
+        advert = _of(cls, raw)
+        if not 0 <= advert.client < 2**31 or not all(_hexadecimal(key, 64) for key in advert.keys):
+            raise RunError("an advert holds a malformed number or key")
+        return advert
+
+    @classmethod
+    def make(cls, terms: Terms, client: int, signer: Ed25519PrivateKey, sealing: bytes, masking: bytes) -> Advert:
+        """The advert of two private keys."""
+        keys = public_of(sealing), public_of(masking)
+        return cls(client, *keys, sign(signer, "secagg advert", terms.digest, client, *keys))
+
+    def valid(self, terms: Terms, service: str) -> bool:
+        """Whether the service with this public key has signed the advert for these terms."""
+        fields_ = ("secagg advert", terms.digest, self.client, self.sealing, self.masking)
+        return verify(public_key(service), self.signature, *fields_)
+
+    def check_keys(self) -> None:
+        """Refuse keys with which no other node can agree on a secret.
+
+        Raises:
+            RunError: one of the keys is such a key.
+        """
+        for key in self.keys:
+            agreed(new_secret(), key)
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """Both public keys."""
+        return self.sealing, self.masking
+
+    def values(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+class Cohort:
+    """The members of one attempt, whose adverts all hold.
+
+    Attributes:
+        digest: name of the cohort. On a ring it covers the ring's shape, so that nodes that compute another one, or
+            know none, share neither secrets nor masks with these.
+        complete: whether every member is every other's neighbour.
+
+    Args:
+        terms: terms of the attempt.
+        adverts: the members' adverts, in any order.
+        services: client -> public key of its enrolled service.
+        check: whether to check the adverts' signatures; False for members that were checked before.
+
+    Raises:
+        RunError: a member is unknown or repeated, its service has not signed an advert for these terms, or a key
+            occurs twice.
+    """
+
+    def __init__(
+        self, terms: Terms, adverts: Iterable[Advert], services: Mapping[int, str], *, check: bool = True
+    ) -> None:
+        self.terms = terms
+        members = sorted(adverts, key=lambda advert: advert.client)
+        self.adverts = {advert.client: advert for advert in members}
+        if len(self.adverts) < len(members):
+            raise RunError("a node appears twice in the cohort")
+        for client, advert in self.adverts.items():
+            if client not in services:
+                raise RunError(f"client {client} is not among the enrolled peers")
+            if check and not advert.valid(terms, services[client]):
+                raise RunError(f"the advert of client {client} was not signed by its enrolled service for these terms")
+        keys = [key for advert in members for key in advert.keys]
+        own = [services[client] for client in self.adverts]
+        if len(set(keys)) < len(keys) or len(set(own)) < len(own):
+            raise RunError("a public key appears twice in the cohort")
+        columns = [(services[one.client], one.client, one.sealing, one.masking) for one in members]
+        self._shape = shape_of(len(members), terms.threshold, terms.colluders)
+        self.complete = self._shape.complete(len(members))
+        ring = () if self.complete else (canonical(asdict(self._shape)),)
+        self.digest = digest("fedlgm secagg cohort", terms.digest, canonical(columns), *ring)
+
+    @cached_property
+    def neighbours(self) -> Neighbours:
+        """Who shares secrets and masks with whom."""
+        return Neighbours(self.digest, self.adverts, self._shape)
+
+    def __len__(self) -> int:
+        return len(self.adverts)
+
+
+class _Statement(ABC):
+    """A statement that a member of a cohort signs."""
+
+    def signed(self, signer: Ed25519PrivateKey) -> str:
+        """Signature of a member's service."""
+        return sign(signer, *self._fields)
+
+    def valid(self, signature: str, service: str) -> bool:
+        """Whether the service with this public key has signed it."""
+        return verify(public_key(service), signature, *self._fields)
+
+    @property
+    @abstractmethod
+    def _fields(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class Sent(_Statement):
+    """A member's statement that it has sent its vector. Nobody has dropped out if all that shared secrets sign it.
+
+    Attributes:
+        cohort: digest of the cohort.
+        sharing: clients whose shares were handed out, in ascending order (U1).
+    """
+
+    cohort: str
+    sharing: tuple[int, ...]
+
+    @cached_property  # it is read once for each signature of a cohort
+    def _fields(self) -> tuple[str, ...]:
+        return ("secagg sent", self.cohort, canonical(self.sharing))
+
+
+@dataclass(frozen=True)
+class Survivors(_Statement):
+    """Clients that shared secrets and those that then sent a vector; a node accepts only one such set per cohort.
+
+    Attributes:
+        cohort: digest of the cohort.
+        sharing: clients whose shares were handed out, in ascending order (U1).
+        answered: those whose vectors are summed (U2).
+    """
+
+    cohort: str
+    sharing: tuple[int, ...]
+    answered: tuple[int, ...]
+
+    @property
+    def dropped(self) -> list[int]:
+        """Clients whose masks are in the others' vectors and who sent no vector."""
+        return sorted(set(self.sharing) - set(self.answered))
+
+    @cached_property  # it is read once for each signature of a cohort
+    def _fields(self) -> tuple[str, ...]:
+        return ("secagg survivors", self.cohort, canonical(self.sharing), canonical(self.answered))
+
+
+def clients_of(raw: Any) -> tuple[int, ...]:
+    """Client numbers in ascending order, each once.
+
+    Raises:
+        RunError: the value is not such a list.
+    """
+    if not isinstance(raw, Sequence) or isinstance(raw, str | bytes) or not all(type(one) is int for one in raw):
+        raise RunError("a set of clients must be a list of whole numbers")
+    if list(raw) != sorted(set(raw)):
+        raise RunError("a set of clients must be in ascending order, each once")
+    return tuple(raw)
+
+
+def key_pairs() -> tuple[bytes, bytes]:
+    """The two private X25519 keys of an advert: for sealed shares and for masks."""
+    return new_secret(), new_secret()
+
+
+def _hexadecimal(text: str, digits: int) -> bool:
+    return len(text) == digits and _HEXADECIMAL.fullmatch(text) is not None
+
+
+def _of(kind: type[R], raw: Any) -> R:
+    found = record_of(kind, raw)
+    if found is None:
+        names = ", ".join(types_of(kind))
+        raise RunError(f"{kind.__name__.lower()} of a round must have the fields {names}, each of its type")
+    return found

@@ -1,0 +1,128 @@
+"""Checks before a run's first round that the nodes' budgets suffice for it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Message
+
+from fedlgm.errors import ConfigError
+from fedlgm_nodes.protocol import messages as protocol
+from fedlgm_nodes.protocol.messages import printable
+from fedlgm_nodes.server.enrolment import Enrolment
+from fedlgm_nodes.server.greetings import Greetings
+from fedlgm_nodes.server.link import NodeLink, content_of, header_of
+from fedlgm_nodes.server.round import grouped, listed
+
+_POLL_S = 0.2
+_SILENT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Need:
+    """A run's demand on each node.
+
+    Attributes:
+        run: label of the run.
+        work: the requested work.
+        plan: JSON text of a round's plan.
+        releases: largest number of releases for which the run may ask one node.
+    """
+
+    run: str
+    work: Mapping[str, Any]
+    plan: str
+    releases: int
+
+    def header(self, client: int, nonce: str) -> dict[str, Any]:
+        """The question to a client's node; nothing is charged for it."""
+        return {
+            "protocol": protocol.PROTOCOL, "ask": "afford", "run": self.run, "round": self.releases, "client": client,
+            "plan": self.plan, "work": dict(self.work), "nonce": nonce,
+        }  # fmt: skip
+
+
+def carried(link: NodeLink, enrolment: Enrolment, need: Need, seconds: float) -> dict[int, tuple[int, str]]:
+    """Number of the needed releases that each connected node can make, with the limiting reason.
+
+    Nodes are omitted if they are not connected, do not answer in time or run an earlier version.
+
+    Args:
+        link: link to the nodes.
+        enrolment: mapping of nodes to clients.
+        need: the run's demand.
+        seconds: time to wait for answers.
+    """
+    link.look()
+    clients = sorted(link.online)
+    nonces = {client: secrets.token_hex(16) for client in clients}
+    contents = iter([content_of(need.header(client, nonces[client])) for client in clients])
+    sent = dict(zip(link.greet(clients, lambda: next(contents)), clients, strict=True))
+    found: dict[int, tuple[int, str]] = {}
+    started, greeted = time.monotonic(), False
+    while sent and (silent := time.monotonic() - started) < seconds:
+        if silent > _SILENT_S and not greeted:  # a SuperNode that is behind sends its reply after the next message
+            link.greet(list(sent.values()), Greetings.content)
+            greeted = True
+        for reply in link.replies([id_ for id_ in sent if id_]):
+            client = sent.pop(reply.metadata.reply_to_message_id)
+            answer = _answer(reply, enrolment[client].service_key, nonces[client])
+            if answer is not None:
+                found[client] = answer
+        time.sleep(_POLL_S if sent else 0)
+    return found
+
+
+def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str]], needed: int) -> list[str]:
+    """Refuse a run that too few nodes can complete.
+
+    Args:
+        enrolment: names of the nodes.
+        need: the run's demand.
+        found: result of `carried`.
+        needed: number of nodes that every round needs.
+
+    Returns:
+        One line for each node that will drop out, if enough others remain.
+
+    Raises:
+        ConfigError: fewer nodes than the quorum can complete the run; the message gives the number of rounds that fit.
+    """
+    short = {client: fits for client, (fits, _) in found.items() if fits < need.releases}
+    lines, dropped = [], []
+    for names, (fits, why) in grouped((enrolment[client].name, found[client]) for client in sorted(short)):
+        refuses, it, it_is = ("refuses", "it", "it is") if len(names) == 1 else ("refuse", "them", "they are")
+        can = f"can make {fits} of the {need.releases} releases that this run may ask {it} for"
+        lines.append(f"{listed(names)} " + (f"{refuses} it ({why})" if why else can))
+        dropped.append(f"{lines[-1]}: {it_is} left out from then on")
+    most = sorted((short.get(client, need.releases) for client in range(len(enrolment))), reverse=True)[needed - 1]
+    if most < need.releases:
+        if most == 0 and any(why for _, why in found.values()):
+            raise ConfigError(
+                f"too few nodes accept this run: {'; '.join(lines)}. Nothing has been spent; change the recipe, or ask "
+                "the nodes' operators to change their policies"
+            )
+        raise ConfigError(
+            f"the nodes' budgets do not suffice for this run: {'; '.join(lines)}. {most} rounds would fit, and nothing "
+            "has been spent; shorten the run (federation.rounds, privacy.max_participations), or give it more noise"
+        )
+    return dropped
+
+
+def _answer(reply: Message, service_key: str, nonce: str) -> tuple[int, str] | None:
+    """(releases, why) of a node's answer; None if it is invalid."""
+    if reply.has_error():
+        return None
+    header = header_of(reply)
+    if header is None:
+        return None
+    if header.get("ok") is not True:
+        refused = header.get("code") in ("privacy", "plan", "work", "budget-spent", "run")
+        return (0, printable(str(header.get("why")), 300)) if refused else None
+    signature, fits = str(header.pop("signature", "")), header.get("releases")
+    signed = protocol.verify(protocol.public_key(service_key), signature, "afford", nonce, protocol.canonical(header))
+    return (fits, "") if signed and type(fits) is int and fits >= 0 else None

@@ -1,0 +1,74 @@
+"""Greetings for nodes that are connected but silent.
+
+A SuperNode sends waiting replies only after it has received a message. If a run ended while the node was receiving,
+the node sends that run's reply after the next message, whose own reply then waits for the message after it: the node
+stays one reply behind until it is restarted. A greeting makes it send its answer, and a node that is behind gets a
+greeting with every question. A node that answers a greeting before its next question is not behind but busy. The next
+time it is greeted only after twice as long a wait.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+
+from flwr.app import RecordDict
+
+from fedlgm_nodes.protocol import messages as protocol
+from fedlgm_nodes.server.link import content_of
+
+_BEHIND_S = 1.0  # after which a node that is behind is greeted
+
+
+class Greetings:
+    """Decides which nodes to greet, and learns from their answers.
+
+    Args:
+        shortest: seconds of silence after which an unknown node is greeted.
+    """
+
+    def __init__(self, shortest: float) -> None:
+        self._shortest = shortest
+        self._sent: dict[str, tuple[int, str]] = {}  # message id -> client, question during which it was sent
+        self._behind: set[int] = set()
+        self._at_work: set[int] = set()
+        self._took: dict[int, float] = {}  # client -> seconds until its last answer
+
+    @property
+    def sent(self) -> Iterable[str]:
+        """Messages without an answer so far."""
+        return self._sent
+
+    def due(self, client: int, silent: float) -> bool:
+        """Whether to greet a client's node after this many seconds of silence since its question."""
+        after = self._shortest
+        if client in self._behind:
+            after = _BEHIND_S
+        elif client in self._at_work:
+            after = max(after, 2 * self._took.get(client, 0.0))
+        return silent > after
+
+    @staticmethod
+    def content() -> RecordDict:
+        """A greeting with unique content."""
+        return content_of({**protocol.HELLO, "nonce": secrets.token_hex(16)})
+
+    def was_sent(self, message_id: str, client: int, question: str) -> None:
+        """Record a greeting and the unanswered question of its node."""
+        self._sent[message_id] = client, question
+
+    def answered(self, message_id: str, asked: Mapping[int, str]) -> None:
+        """Learn from the answer to a greeting.
+
+        Args:
+            message_id: id of the greeting.
+            asked: client -> question of this round.
+        """
+        client, question = self._sent.pop(message_id)
+        behind = asked.get(client, question) != question
+        (self._behind if behind else self._at_work).add(client)
+        (self._at_work if behind else self._behind).discard(client)
+
+    def took(self, client: int, seconds: float) -> None:
+        """Record the time of a client's answer."""
+        self._took[client] = seconds

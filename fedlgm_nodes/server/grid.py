@@ -1,0 +1,193 @@
+"""Real nodes behind a Flower Grid: sends questions and accepts valid answers.
+
+`NodeGrid` wraps the Grid that Flower gives a ServerApp. A strategy sees a federation in which every client has a node
+that always answers. Behind it nodes connect and disconnect, and every answer is checked against the enrolment.
+
+* A client is the node whose registered Flower key the enrolment names, independently of the node's statements.
+* An answer counts once, if the node's release service has signed it as the answer to this very question.
+* A client without an answer is reported to the strategy as failed, with the reason: it counts as zero, and the public
+denominator is unchanged. Below the quorum a round waits and asks again: the same question costs a node nothing, whereas
+a void round would waste budget.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from fedlgm import wire
+from fedlgm.errors import RunError
+from fedlgm.planning.trust import NUMBERS
+from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.protocol import messages as protocol
+from fedlgm_nodes.protocol.messages import Question
+from fedlgm_nodes.server.answers import AnswerCheck
+from fedlgm_nodes.server.budgets import Need, carried, require
+from fedlgm_nodes.server.enrolment import Enrolment
+from fedlgm_nodes.server.link import NodeLink
+from fedlgm_nodes.server.polling import Polling
+from fedlgm_nodes.server.questions import NodeQuestions
+from fedlgm_nodes.server.round import Asked, Patience, RoundReport, grouped, listed
+from strategies.messages import NumberingGrid
+from strategies.nodes import OneNodePerClient
+
+_LOST = 1  # code of an error reply; Flower's own say nothing that fits
+FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
+
+
+class EnrolledNodes(OneNodePerClient):
+    """The nodes of a `NodeGrid` as a strategy sees them, one per client, each of which repeats its answers."""
+
+    repeats = True  # a node repeats its kept answer when it is asked again
+
+
+class NodeGrid(NumberingGrid):
+    """Grid over the enrolled nodes of a deployment (see the module's note).
+
+    Args:
+        runtime: the Grid that Flower gave the ServerApp.
+        enrolment: mapping of nodes to clients.
+        questions: the run's questions.
+        answers: check of answers.
+        patience: quorum and waiting times.
+        say: called with each line of progress.
+        on_round: receives the report of every round.
+    """
+
+    def __init__(
+        self,
+        runtime: Grid,
+        enrolment: Enrolment,
+        questions: NodeQuestions,
+        answers: AnswerCheck,
+        *,
+        patience: Patience | None = None,
+        say: Callable[[str], None] = print,
+        on_round: Callable[[RoundReport], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._runtime, self._enrolment, self.questions, self.answers = runtime, enrolment, questions, answers
+        self._say, self._on_round = say, on_round
+        self._link = NodeLink(runtime, enrolment, say)
+        self._patience = patience or Patience()
+        self.polling = Polling(self._link, enrolment, self._patience, say)
+
+    def set_run(self, run: Any) -> None:
+        """Pass the run on to Flower's Grid."""
+        self._runtime.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The SuperLink's run."""
+        return self._runtime.run
+
+    def get_node_ids(self) -> list[int]:
+        """One node per enrolled client, connected or not."""
+        return [client + FIRST_NODE for client in range(len(self._enrolment))]
+
+    def get_nodes(self) -> list[Any]:
+        """The registered nodes that are connected."""
+        return self._link.nodes()
+
+    def require(self, need: Need, seconds: float = 60.0) -> None:
+        """Ask the nodes whether their budgets suffice for a run, before its first round.
+
+        Raises:
+            ConfigError: the budgets do not suffice; nothing has been spent.
+        """
+        found = carried(self._link, self._enrolment, need, seconds)
+        for line in require(self._enrolment, need, found, self._patience.needed(len(self._enrolment))):
+            self._say(line)
+
+    @property
+    def services(self) -> dict[int, str]:
+        """Client -> public key of its enrolled service."""
+        return {node.client: node.service_key for node in self._enrolment.node}
+
+    def question(self, client: int, round: int, plan: str, model: str, nonce: str = "") -> Question:
+        """A question to a client's node, unique unless a nonce is given.
+
+        Args:
+            client: number of the client.
+            round: number, from 1.
+            plan: JSON text of the round's plan.
+            model: SHA-256 of the global model.
+            nonce: nonce of an attempt at a secure sum, which its nodes share.
+        """
+        run, position = self.questions, self.answers.position(client)
+        return Question(
+            run.run, round, client, plan, model, run.work, nonce or secrets.token_hex(16),
+            self._enrolment[client].service_key, None if position is None else position.values(),
+        )  # fmt: skip
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Replies in the order of the messages, one per message, which is an error if a client does not answer.
+
+        Raises:
+            RunError: the quorum was not reached; the run can be resumed.
+        """
+        batch = list(messages)
+        if not batch:
+            return []
+        if all(message.metadata.message_type == MessageType.QUERY for message in batch):
+            return [self._introduce(message) for message in batch]
+        return self._round(batch)
+
+    def _introduce(self, message: Message) -> Message:
+        answer: dict[str, Any] = {
+            wire.PARTITION: message.metadata.dst_node_id - FIRST_NODE, wire.PARTITIONS: len(self._enrolment),
+        }  # fmt: skip
+        return Message(content=RecordDict({wire.CONFIG: ConfigRecord(answer)}), reply_to=message)
+
+    def _round(self, batch: list[Message]) -> list[Message]:
+        started = time.monotonic()
+        models: dict[int, str] = {}
+        asked = [self._asked(message, models) for message in batch]
+        late = self.polling.wait(asked, started, self._patience.needed(len(asked)), "federation.quorum")
+        answered = [one.client for one in asked if one.answer is not None]
+        self._report(
+            asked[0].question.round, answered, {one.client: one.lost for one in asked if one.lost}, late, started
+        )
+        return [self._reply(one) for one in asked]
+
+    def _report(self, round: int, answered: Iterable[int], lost: Mapping[int, str], late: int, started: float) -> None:
+        """Report a round: clients that count, and why the others do not."""
+        names = {client: self._enrolment[client].name for client in (*answered, *lost)}
+        told = {names[client]: why for client, why in lost.items()}
+        for those, why in grouped(told.items()):
+            count = "counts" if len(those) == 1 else "count"
+            self._say(f"round {round}: {listed(those)} {count} as zero: {why}")
+        if self._on_round is not None:
+            self._on_round(
+                RoundReport(round, [names[client] for client in answered], told, late, time.monotonic() - started)
+            )
+
+    def _asked(self, message: Message, models: dict[int, str]) -> Asked:
+        """Convert a strategy's message to its node's question; `models` caches hashes, by identity, over a round."""
+        if message.metadata.message_type != MessageType.TRAIN:
+            raise RunError(f"nodes answer no {message.metadata.message_type!r} questions: nothing raw leaves them")
+        config = message.content.config_records[wire.CONFIG]
+        arrays = message.content.array_records[wire.ARRAYS]
+        client = message.metadata.dst_node_id - FIRST_NODE
+        model = arrays[wire.MODEL].data  # one object for all clients of a round
+        if id(model) not in models:
+            models[id(model)] = protocol.sha256(model)
+        round_, plan = int(config[wire.ROUND]), str(config[wire.PLAN])  # type: ignore[arg-type]
+        question = self.question(client, round_, plan, models[id(model)])
+        return Asked(message, question, self.questions.header(question), model, partial(self.answers.problem, question))
+
+    def _reply(self, one: Asked) -> Message:
+        if not one.body:
+            reason = f"{self._enrolment[one.client].name}: {one.lost}"
+            return Message(Error(code=_LOST, reason=reason), reply_to=one.message)
+        values = frames.vector(one.body, NUMBERS)
+        array = Array(dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=one.body)
+        metrics = MetricRecord({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
+        content = RecordDict({wire.ARRAYS: ArrayRecord({wire.SUM: array}), wire.METRICS: metrics})
+        return Message(content=content, reply_to=one.message)

@@ -1,0 +1,102 @@
+"""Each node's ledger position at its last answer, which reveals ledgers that were replaced or rolled back."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from fedlgm.errors import RunError
+from fedlgm.files import PUBLIC, write_durably
+from fedlgm_nodes.protocol.messages import Position, record_of
+
+
+class LedgerPositions:
+    """The last position of every client's ledger that its enrolled service has signed.
+
+    Positions signed by another service under the client's number, such as that of a replaced node, do not count.
+    Several runs may share the file.
+
+    Args:
+        file: JSON file that keeps them over runs; None keeps them only in this object.
+        keys: client -> public key of its enrolled service.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+
+    def __init__(self, file: Path | None, keys: Mapping[int, Ed25519PublicKey]) -> None:
+        self._file, self._keys = file, keys
+        self._known: dict[int, Position] = {}
+        self._stored: dict[int, Position] = {}
+        self._read_at: tuple[int, ...] | None = None
+        self._read()
+
+    def get(self, client: int) -> Position | None:
+        """The client's last position, of this run or another; None if it has never answered.
+
+        Answers are compared with the position known when their question was made: two runs may receive one node's
+        answers in a different order.
+        """
+        found = self._own(client, self._read())
+        if found is not None:
+            self._known[client] = found
+        return self._known.get(client)
+
+    def problem(self, client: int, position: Position) -> str:
+        """The reason why this cannot be a later state of the same ledger; empty if it can."""
+        known = self._known.get(client)
+        if known is None:
+            return ""
+        if known.ledger != position.ledger:
+            return "its ledger was replaced by another one"
+        if position.seq < known.seq or (position.seq == known.seq and position.head != known.head):
+            return (
+                f"its ledger was rolled back: it has {position.seq} releases, but its service signed for {known.seq} "
+                "earlier"
+            )
+        return ""
+
+    def put(self, client: int, position: Position) -> None:
+        """Store a position on disk."""
+        self._known[client] = position
+        if self._file is None:
+            return
+        with self._file.with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            stored = dict(self._read())
+            other = self._own(client, stored)
+            if other is None or (other.ledger == position.ledger and other.seq < position.seq):
+                stored[client] = position
+                text = json.dumps({str(client): position.values() for client, position in stored.items()})
+                write_durably(self._file, text.encode(), PUBLIC)
+
+    def _own(self, client: int, stored: Mapping[int, Position]) -> Position | None:
+        """A client's stored position, if its enrolled service has signed it."""
+        found = stored.get(client)
+        return found if found is not None and client in self._keys and found.valid(self._keys[client]) else None
+
+    def _read(self) -> Mapping[int, Position]:
+        """Current content of the file."""
+        if self._file is None or not self._file.is_file():
+            return self._stored
+        found = self._file.stat()
+        state = found.st_ino, found.st_mtime_ns, found.st_size
+        if state != self._read_at:
+            self._stored, self._read_at = _parsed(self._file), state
+        return self._stored
+
+
+def _parsed(file: Path) -> dict[int, Position]:
+    try:
+        raw = json.loads(file.read_text())
+        found = {int(client): record_of(Position, value) for client, value in raw.items()}
+    except (ValueError, AttributeError) as error:
+        raise RunError(f"{file} is damaged: {error}") from error
+    whole = {client: position for client, position in found.items() if position is not None}
+    if len(whole) < len(found):
+        raise RunError(f"{file} is damaged: an entry is not the position of a ledger")
+    return whole

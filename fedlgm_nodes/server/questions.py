@@ -1,0 +1,78 @@
+"""The questions to the nodes of a deployment in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlgm.errors import RunError
+from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.protocol import messages as protocol
+from fedlgm_nodes.protocol.messages import Question, printable
+
+_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class NodeQuestions:
+    """The questions of one run to every node in every round.
+
+    Attributes:
+        run: label of the run.
+        work: the requested work, by names that are installed on the nodes (see `Question`).
+        sign: signs a question with the server's key; nodes whose policy names this key answer no question without a
+            signature.
+    """
+
+    run: str
+    work: Mapping[str, Any]
+    sign: Callable[[Question], str] | None = None
+
+    def header(self, question: Question) -> dict[str, Any]:
+        """The header to send, signed if there is a signer.
+
+        Raises:
+            RunError: the signer refuses.
+        """
+        header = question.header()
+        return header if self.sign is None else header | {"signature": self.sign(question)}
+
+
+def signed_at(socket: Path, question: Question) -> str:
+    """The signature of a question, from the process that holds the server's key.
+
+    Args:
+        socket: socket of that process.
+        question: the question.
+
+    Raises:
+        RunError: the process does not answer, or does not sign this question.
+    """
+    return str(_asked(socket, "sign", asdict(question))["signature"])
+
+
+def unused_at(socket: Path, stem: str) -> list[str]:
+    """Registered runs for which nothing has been signed, the newest last.
+
+    Args:
+        socket: socket of the process that holds the server's key.
+        stem: beginning of the runs' names, which is that of a recipe.
+
+    Raises:
+        RunError: the process does not answer.
+    """
+    return [str(run) for run in _asked(socket, "unused", {"stem": stem})["runs"]]
+
+
+def _asked(socket: Path, ask: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    header = {"protocol": protocol.PROTOCOL, "ask": ask, **fields}
+    try:
+        answer, _ = frames.exchange(str(socket), header, b"", timeout=_PATIENCE_S)
+    except RunError as error:
+        raise RunError(f"the signer of this deployment's questions does not answer: {error}") from error
+    if answer.get("ok") is not True:
+        why = printable(str(answer.get("why")), 500)
+        raise RunError(f"the signer of this deployment's questions does not sign this one: {why}")
+    return answer

@@ -1,0 +1,161 @@
+"""A round over real nodes, with its waiting times, the state of each client's part, and its report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+from flwr.app import Message
+
+from fedlgm_nodes.protocol.messages import Question
+
+Reason = TypeVar("Reason")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """A round's waiting times, in seconds, and its quorum.
+
+    Attributes:
+        quorum: share of the asked clients whose answers a round needs, in [0, 1]; at least one is needed.
+        round_seconds: time after which a round with its quorum continues without nodes that are still busy.
+        offline_seconds: time to wait for a node that is not connected or whose service is down.
+        give_up_seconds: time after which a round below its quorum ends the run with an error; the run can be resumed.
+        poll_seconds: time between polls for answers; up to five times as long in a long round.
+        greet_seconds: time after which a connected, silent node is sent a greeting (see `fedlgm_nodes.server.greetings`).
+        tell_seconds: time between lines that name the missing nodes.
+    """
+
+    quorum: float = 1.0
+    round_seconds: float = 600.0
+    offline_seconds: float = 30.0
+    give_up_seconds: float = 3600.0
+    poll_seconds: float = 0.2
+    greet_seconds: float = 20.0
+    tell_seconds: float = 10.0
+
+    def needed(self, nodes: int) -> int:
+        """Number of these nodes that must answer."""
+        return max(1, math.ceil(self.quorum * nodes - 1e-9))
+
+
+class Problem(NamedTuple):
+    """The reason why an answer does not count.
+
+    Attributes:
+        why: the reason in words.
+        lasting: whether the node's later answers in this run do not count either, because of its ledger.
+    """
+
+    why: str
+    lasting: bool = False
+
+
+@dataclass
+class Asked:
+    """One client's part of a round.
+
+    Attributes:
+        message: the strategy's message.
+        question: the question to its node.
+        header: the question's signed header.
+        model: the question's body.
+        check: function of header and body that returns the problem of an answer; None if it counts.
+        step: step of a secure sum, if it is one.
+        keys: message id -> mask, for messages that may still be answered.
+        answer: header of the accepted answer.
+        body: numbers of the accepted answer.
+        lost: reason why there will be no answer.
+        refused: whether its node has refused the question, and would refuse it again.
+        accused: client of the node that caused this node's refusal, as it says.
+        down_since: time since which the node has been unable to answer.
+        why_down: reason why it is unable.
+        next_try, asked_at: times of the next message and of the last.
+        greeted: whether the node was greeted since the last message.
+    """
+
+    message: Message
+    question: Question
+    header: dict[str, Any]
+    model: bytes
+    check: Callable[[dict[str, Any], bytes], Problem | None]
+    step: str = ""
+    keys: dict[str, int] = field(default_factory=dict)
+    answer: dict[str, Any] | None = None
+    body: bytes = b""
+    lost: str = ""
+    refused: bool = False
+    accused: int | None = None
+    down_since: float | None = None
+    why_down: str = "not connected"
+    next_try: float = 0.0
+    asked_at: float = 0.0
+    greeted: bool = False
+
+    @property
+    def client(self) -> int:
+        """The client's number."""
+        return self.question.client
+
+    @cached_property
+    def digest(self) -> str:
+        """Name of the question."""
+        return self.question.digest + self.step
+
+    @property
+    def open(self) -> bool:
+        """Whether an answer may still come."""
+        return self.answer is None and not self.lost
+
+    @property
+    def missing(self) -> str:
+        """The reason why there is no answer."""
+        return self.lost or (self.why_down if self.down_since is not None else "no answer")
+
+
+@dataclass
+class RoundReport:
+    """Report of a round's questions.
+
+    Attributes:
+        round: number, from 1.
+        answered: names of the nodes whose answers count.
+        lost: name -> reason why its answer does not count.
+        late: answers to earlier rounds that arrived in this one; they were charged and do not count.
+        seconds: time of the last answer that counts.
+    """
+
+    round: int
+    answered: list[str]
+    lost: dict[str, str]
+    late: int
+    seconds: float
+
+
+def grouped(reasons: Iterable[tuple[str, Reason]]) -> list[tuple[list[str], Reason]]:
+    """Names with one reason together, in the order of their first name.
+
+    Args:
+        reasons: (name, reason) pairs.
+
+    Example:
+        >>> grouped([("n0", "is busy"), ("n1", "is down"), ("n2", "is busy")])
+        [(['n0', 'n2'], 'is busy'), (['n1'], 'is down')]
+    """
+    found: dict[Reason, list[str]] = {}
+    for name, reason in reasons:
+        found.setdefault(reason, []).append(name)
+    return [(names, reason) for reason, names in found.items()]
+
+
+def listed(names: list[str]) -> str:
+    """Names as a part of a sentence.
+
+    Example:
+        >>> listed(["n0", "n1", "n2"])
+        'n0, n1 and n2'
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,0 +1,330 @@
+"""Real nodes behind a Flower Grid whose server sees only the sum of a round; each round is one secure sum.
+
+A round takes four messages to each node, or two if the round before has prepared it: nodes then exchange keys and
+shares for the next round in the messages in which they mask and unmask. If a node drops out, the remaining nodes agree
+in a further message. Prepared keys and shares serve only the same nodes and the same plan; after the loss of a node,
+or for another plan, the next round starts from its first step. It also does so if a node has lost its part since,
+which the server detects by asking for the shares once more.
+
+To a strategy the nodes are one worker that returns the sum of a block, like a simulation's worker. The integers are
+the same, so a round without drops gives the same model bit by bit.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from fedlgm import wire
+from fedlgm.errors import RunError
+from fedlgm.noise.integer import centred
+from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.protocol import messages as protocol
+from fedlgm_nodes.protocol.messages import Question
+from fedlgm_nodes.secagg.steps import AHEAD, NO_MODEL, WORDS, terms_of, texts
+from fedlgm_nodes.server.grid import FIRST_NODE, NodeGrid
+from fedlgm_nodes.server.round import Asked
+from fedlgm_nodes.server.secagg import SecureSum, VoidRound, reasons
+from strategies.nodes import Addresses, OneNodePerClient
+
+_RESTART_S = 2.0
+"""Time from the last node's shares to the next round, after which services may have restarted without their keys."""
+_NODE_BYTES = 480
+"""Size of one node's part in the header of an "unmask" that also asks for shares: its signature, and its advert."""
+_OTHER_BYTES = 2048
+"""Size of the rest of the further question, of which a signed ledger position is the largest part."""
+
+
+@dataclass
+class EnrolledSum(OneNodePerClient):
+    """The nodes of a `SecureGrid` as a strategy sees them: one worker for all clients of a round.
+
+    A repeated round is another attempt, and so another release of its nodes with other noise.
+    """
+
+    single = False
+    repeats = False  # a repeated round has other noise
+
+    def charge(self, grid: Grid, charge: Callable[[], None]) -> None:
+        """Charge a round when its nodes are asked for their vectors, see `SecureGrid.charge`."""
+        assert isinstance(grid, SecureGrid)
+        grid.charge = charge
+
+    def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
+        """One message for all clients."""
+        clients = [int(client) for block in blocks for client in block]
+        return [(FIRST_NODE, clients)] if clients else []
+
+
+class SecureGrid(NodeGrid):
+    """Grid over the enrolled nodes of a deployment under trust "distributed"; the arguments are those of `NodeGrid`.
+
+    A node that is lost in a step takes no further part in the round. Below the threshold a step waits as long as the
+    patience permits. Then the run ends if nothing has been charged yet, and the round is void otherwise. A round for
+    fewer nodes than the threshold is void, and none is asked.
+
+    Attributes:
+        charge: charges the next round to the run's ledger. It is called before the nodes are asked for their vectors:
+            earlier steps release nothing, and a run that ends in one of them repeats the round when it is resumed.
+    """
+
+    charge: Callable[[], None] = staticmethod(lambda: None)
+    _prepared: _Attempt | None = None
+
+    def _round(self, batch: list[Message]) -> list[Message]:
+        if len(batch) != 1:
+            raise RunError("a round of a secure sum is one message for all of its clients")
+        message, started = batch[0], time.monotonic()
+        config = message.content.config_records[wire.CONFIG]
+        clients: list[int] = sorted(config[wire.CLIENTS])  # type: ignore[arg-type]
+        asked = int(config[wire.ROUND]), str(config[wire.PLAN]), clients  # type: ignore[arg-type]
+        attempt, self._prepared = self._prepared, None
+        if attempt is None or not attempt.serves(*asked) or not attempt.held(message):
+            attempt = _Attempt(self, *asked)
+        void = ""
+        try:
+            total = attempt.total(message)
+            self._prepared = attempt.next
+        except VoidRound as error:
+            void, total = str(error), np.zeros(attempt.server.terms.size, np.uint32)
+        answered = attempt.answered
+        lost = {client: why for client, why in (attempt.lost | attempt.guilty).items() if client not in answered}
+        for client, why in attempt.guilty.items():
+            self.polling.exclude(client, why)
+        self._report(attempt.round, answered, lost, attempt.late, started)
+        if void:
+            self._say(f"round {attempt.round} is void and moves nothing: {void}")
+        values = centred(total).astype(np.float64)
+        metrics = MetricRecord({wire.CLIENT_COUNT: len(answered), wire.DISCARDED: 0})
+        arrays = ArrayRecord({wire.SUM: Array(**wire.fields(values))})
+        return [Message(RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics}), reply_to=message)]
+
+
+class _Attempt:
+    """One attempt at one round.
+
+    Args:
+        grid: the nodes.
+        round: number, from 1.
+        plan: JSON text of its plan.
+        clients: who is asked, ascending.
+
+    Attributes:
+        round: its number.
+        server: the sum.
+        answered: clients whose vectors are in it.
+        lost: client -> why it takes no further part.
+        guilty: client -> why it is left out of the rounds that follow.
+        late: answers to earlier questions that came meanwhile.
+        next: the next round's attempt, prepared as far as its shares; None if it is not.
+    """
+
+    def __init__(self, grid: SecureGrid, round: int, plan: str, clients: list[int]) -> None:
+        self._grid, self.round, self._plan, self._clients = grid, round, plan, clients
+        self._nonce = secrets.token_hex(16)
+        self._ask(NO_MODEL)
+        one = self._questions[clients[0]]
+        parsed = grid.answers.plan(one)
+        self.server, self._rounds = SecureSum(terms_of(one, parsed), grid.services), parsed.facts.rounds
+        self._early: dict[int, Any] = {}  # client -> its answer to a step that was asked ahead
+        self._adverts: list[dict[str, Any]] = []
+        self._delivered: dict[int, dict[int, str]] = {}
+        self._shared_at = 0.0
+        self.lost, self.late, self.answered = dict[int, str](), 0, list[int]()
+        self.guilty = dict[int, str]()
+        self.next: _Attempt | None = None
+
+    def serves(self, round: int, plan: str, clients: list[int]) -> bool:
+        """Whether these clients have all shared their secrets for this round and plan."""
+        return (round, plan, clients) == (self.round, self._plan, self._clients) == (round, plan, list(self._delivered))
+
+    def held(self, message: Message) -> bool:
+        """Whether every node still holds what it has shared; asked again if a node may have lost it since.
+
+        Nothing has been charged yet, so that all nodes can exchange new keys. The answer is the one that a node gave
+        before, or new shares from a node whose older store was restored. Arguments as for `total`.
+        """
+        if time.monotonic() - self._shared_at < _RESTART_S:
+            return True
+        self._message = message
+        with suppress(RunError):
+            self._share(self._clients)
+            if len(self._delivered) == len(self._clients):
+                return True
+        self._grid._say(
+            f"round {self.round}: not every node still holds the keys that were exchanged ahead: all nodes exchange "
+            f"new keys, and nothing has yet been charged for this round{reasons(self.lost)}"
+        )
+        return False
+
+    def _ask(self, model: str) -> None:
+        """Questions that name this model."""
+        made = partial(self._grid.question, round=self.round, plan=self._plan, nonce=self._nonce, model=model)
+        self._questions: dict[int, Question] = {client: made(client) for client in self._clients}
+        self._headers = {client: self._grid.questions.header(question) for client, question in self._questions.items()}
+
+    def total(self, message: Message) -> np.ndarray:
+        """Sum of the nodes' words, uint32 [size].
+
+        Args:
+            message: the strategy's, with the model.
+
+        Raises:
+            RunError: too few nodes answered before anything was charged; the run can be resumed.
+            VoidRound: too few nodes answered after that, or too few are asked.
+        """
+        self._message, server = message, self.server
+        if len(self._clients) < server.terms.threshold:  # caps leave too few, and a resumed run would ask no others
+            raise VoidRound(f"it asks {len(self._clients)} nodes, and {server.terms.threshold} must answer")
+        self._model = message.content.array_records[wire.ARRAYS][wire.MODEL].data
+        if not self._delivered:
+            try:
+                self._adverts = server.advertised(
+                    dict(self._said("advertise", {client: {} for client in self._clients}))
+                )
+                self._share(advert["client"] for advert in self._adverts)
+            except VoidRound as error:
+                raise RunError(
+                    f"{error}. No node has been charged; the same command, without --fresh, resumes the run"
+                ) from error
+        self._ask(protocol.sha256(self._model))
+        self._grid.charge()
+        named = server.named()
+        given: dict[int, Any] = {
+            client: {"sealed": texts(sealed), **named} for client, sealed in self._delivered.items()
+        }
+        try:
+            following = self._following()
+            for one in self._trip("mask", given, following):
+                assert one.answer is not None
+                words = frames.vector(one.body, WORDS).astype(np.uint32)
+                server.add(one.client, words, str(one.answer.get("sent")))
+            answered = server.answered()
+            signed = server.sent() or self._agreed(answered)
+            further = following if following and answered == self._clients and following.complete() else None
+            given = {client: {"signatures": texts(signed)} for client in signed}
+            revealed = self._said("unmask", given, further)
+            total = server.total({client: _numbered(said.get("shares")) for client, said in revealed})
+            if further:
+                with suppress(VoidRound):
+                    further._shared(further._early.items())
+                    self.next = further
+        except VoidRound:
+            raise
+        except RunError as error:
+            raise VoidRound(str(error)) from error
+        finally:
+            self.lost |= server.lost
+        self.answered = answered
+        return total
+
+    def _agreed(self, answered: list[int]) -> dict[int, str]:
+        """Signatures of the set of survivors."""
+        said = self._said("agree", {client: {"answered": answered} for client in answered})
+        return self.server.signed({client: str(one.get("signature")) for client, one in said})
+
+    def _share(self, clients: Iterable[int]) -> None:
+        """Ask these clients to share their secrets."""
+        self._shared(self._said("share", {client: {"adverts": self._adverts} for client in clients}))
+
+    def _shared(self, answers: Iterable[tuple[int, Any]]) -> None:
+        self._delivered = self.server.shared(
+            {client: (_numbered(said.get("sealed")), str(said.get("commitment"))) for client, said in answers}
+        )
+        self._shared_at = time.monotonic()
+
+    def _following(self) -> _Attempt | None:
+        """The next round's attempt, to be prepared; None after the last round, without a node, and unsigned."""
+        if self.round >= self._rounds or list(self._delivered) != self._clients:
+            return None
+        # The shortest: headers differ by the position of a node's ledger, which a hostile node may state at length.
+        header = min(len(json.dumps(one)) for one in self._headers.values())
+        if header + _NODE_BYTES * len(self._clients) + _OTHER_BYTES > frames.HEADER_BYTES:
+            return None  # found out later, it would void this round
+        with suppress(RunError):  # a signer may refuse this plan for the next round: that does not make this one void
+            return _Attempt(self._grid, self.round + 1, self._plan, self._clients)
+        return None
+
+    def complete(self) -> bool:
+        """Whether all clients have given adverts, asked ahead."""
+        with suppress(VoidRound):
+            self._adverts = self.server.advertised(self._early)
+        return len(self._adverts) == len(self._clients)
+
+    def _said(self, step: str, given: Mapping[int, Any], further: _Attempt | None = None) -> Iterator[tuple[int, Any]]:
+        """Answers to a step without numbers; arguments as for `_trip`."""
+        for one in self._trip(step, given, further):
+            assert one.answer is not None
+            yield one.client, one.answer["said"]
+
+    def _take(self, step: str, client: int, header: Any) -> None:
+        """Keep a node's answer to a step that it was asked ahead, if it counts."""
+        if not isinstance(header, dict) or header.get("ok") is not True:
+            return
+        if not self._grid.answers.said(step, self._questions[client], header, b""):
+            self._early[client] = header["said"]
+
+    def _ahead(self, client: int) -> dict[str, Any]:
+        """Header fields of a step that is asked ahead, where they differ from those of the step that it comes with."""
+        given = {"adverts": self._adverts} if self._adverts else {}
+        header = self._headers[client]
+        return {
+            "round": self.round, "nonce": self._nonce, "model": NO_MODEL, "given": given,
+            "expect": header.get("expect"), "signature": header.get("signature", ""),
+        }  # fmt: skip
+
+    def _trip(self, step: str, given: Mapping[int, Any], further: _Attempt | None = None) -> list[Asked]:
+        """Ask these clients one step, and wait; those that answered.
+
+        With it every node is asked a step of the `further` attempt, which keeps the answers.
+
+        Raises:
+            RunError: fewer than the threshold.
+        """
+        grid, asked = self._grid, []
+        for client, part in given.items():
+            question, header = self._questions[client], self._headers[client] | {"ask": step, "given": part}
+            body = self._model if step == "mask" else b""
+            if not body:
+                header["model"] = question.model
+            if further:
+                header["ahead"] = further._ahead(client)
+            check = grid.answers.problem if body else partial(grid.answers.said, step)
+            asked.append(Asked(self._message, question, header, body, partial(check, question), step))
+        threshold = self.server.terms.threshold
+        try:
+            self.late += grid.polling.wait(asked, time.monotonic(), threshold, "distributed.threshold")
+        finally:
+            self.lost |= {one.client: one.lost for one in asked if one.lost}
+            self._count(one.accused for one in asked)
+        answered = [one for one in asked if one.answer is not None]
+        if further:
+            further._early = {}
+            for one in answered:
+                further._take(AHEAD[step], one.client, (one.answer or {}).get("ahead"))
+        return answered
+
+    def _count(self, accused: Iterable[int | None]) -> None:
+        """Find the nodes that more of their neighbours accuse than may collude."""
+        for client, count in Counter(accused).items():
+            if client in self._questions and count > self.server.crowd:
+                self.guilty[client] = f"the shares that it sealed for {count} nodes are not authentic"
+
+
+def _numbered(raw: Any) -> dict[int, str]:
+    """Texts by client number from a node's answer; empty if they are malformed."""
+    try:
+        return {int(client): str(text) for client, text in raw.items()}
+    except (AttributeError, ValueError):
+        return {}

@@ -1,0 +1,145 @@
+"""A node's remaining budget: the price of a release, the caps on the number of releases, and their common budget."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from fedlgm import privacy
+from fedlgm.privacy.floor import at_least
+from fedlgm_nodes.policy import Policy, Refusal
+from fedlgm_nodes.service.ledger import NodeLedger
+from fedlgm_nodes.service.release import Request
+from fedlgm_nodes.service.row import PROTECTED
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
+_ROUNDING = 1 + 1e-6
+
+
+class Account:
+    """A policy's budget and caps, with the ledger's charges.
+
+    Args:
+        policy: the node's policy.
+        ledger: the data set's ledger.
+    """
+
+    def __init__(self, policy: Policy, ledger: NodeLedger) -> None:
+        self._policy, self._ledger = policy, ledger
+        self._least("pld")  # refused now if no noise meets the budget
+
+    def spent(self, further: dp_event.DpEvent | None = None) -> float:
+        """Epsilon of all charges for the protected unit, including one further release if given.
+
+        Raises:
+            LedgerError: charged releases protect less than the budget does.
+        """
+        budget = self._policy.privacy
+        return self._ledger.epsilon(budget.delta, PROTECTED[budget.unit], further)
+
+    def price(self, run: str, round: int, request: Request) -> dp_event.DpEvent:
+        """The charge of a release that caps, rounds apart and budget allow.
+
+        Raises:
+            Refusal: caps, rounds apart or budget do not allow the release; the reason says which.
+        """
+        budget = self._policy.privacy
+        self._check_caps(run)
+        self._check_separation(run, round, request)
+        self._check_alone(request)
+        cost = self._cost(request)
+        after = self.spent(cost)
+        if not after <= budget.epsilon * _ROUNDING:
+            raise Refusal(
+                "budget-spent",
+                f"the release would bring this node's epsilon to {after:.4g}; its policy allows {self._allowed}",
+            )
+        return cost
+
+    def left(self, run: str, request: Request, asked: int) -> int:
+        """Number of further releases like this one, at most `asked`, that budget and caps allow.
+
+        Raises:
+            Refusal: not one; it says which of them does not, and which epsilon all of them would take.
+        """
+        budget = self._policy.privacy
+        most = budget.epsilon * _ROUNDING
+        self._check_caps(run)
+        self._check_alone(request)
+        cost = self._cost(request)
+        if not self.spent(cost) <= most:
+            after = self.spent(privacy.events.repeated(cost, asked))
+            raise Refusal(
+                "budget-spent",
+                f"its budget has nothing left for such a run: {asked} more releases would bring its epsilon from "
+                f"{self.spent():.4g} to {after:.4g}; its policy allows {self._allowed}",
+            )
+        # `low` releases fit, `high` + 1 do not
+        low, high = 0, min([asked, *(allowed - made for made, allowed, _ in self._caps(run))])
+        while low < high:
+            middle = (low + high + 1) // 2
+            within = self.spent(privacy.events.repeated(cost, middle)) <= most
+            low, high = (middle, high) if within else (low, middle - 1)
+        return low
+
+    @property
+    def _allowed(self) -> str:
+        """The policy's budget in words."""
+        budget = self._policy.privacy
+        return f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life"
+
+    def _cost(self, request: Request) -> dp_event.DpEvent:
+        """The cost of a release, but at least that of one of as many as the policy allows.
+
+        The time of an answer and a refusal reveal something that no noise covers, so no release may be almost free.
+        """
+        event = request.unit.event(request.plan)
+        least = self._least(privacy.events.accountant_of([event]))
+        return at_least(event, least, self._policy.privacy.delta)
+
+    def _least(self, accountant: str) -> float:
+        """Noise multiplier of one of as many releases as the policy allows, which together cost its budget."""
+        budget, releases = self._policy.privacy, self._policy.ask.releases
+        multiplier = privacy.calibrate(budget.epsilon, budget.delta, steps=releases, accountant=accountant)
+        return multiplier * (1 + 1e-4)
+
+    def _check_caps(self, run: str) -> None:
+        for count, most, per in self._caps(run):
+            if count >= most:
+                raise Refusal("budget-spent", f"this node makes at most {most} releases {per}, and has made them")
+
+    def _check_alone(self, request: Request) -> None:
+        """Refuse a release too large for the whole budget; to compose it takes time and memory in proportion."""
+        budget = self._policy.privacy
+        alone = request.unit.least_epsilon(request.plan, budget.delta)
+        if not alone <= budget.epsilon * _ROUNDING:
+            raise Refusal(
+                "budget-spent",
+                f"this single release has an epsilon of {alone:.4g} or more; the policy of this node allows "
+                f"{self._allowed}",
+            )
+
+    def _check_separation(self, run: str, round: int, request: Request) -> None:
+        """Refuse a round that is closer to an answered round of its run than policy or plan allow.
+
+        If noise is correlated over rounds, a participation too soon costs more than the plan says.
+        """
+        apart = max(self._policy.ask.min_separation, request.plan.facts.sampling.separation or 1)
+        near = self._ledger.nearest(run, round) if apart > 1 else None
+        if near is not None and abs(round - near) < apart:
+            raise Refusal(
+                "separation",
+                f"round {round} is {abs(round - near)} rounds from round {near} of its run, in which this node "
+                f"took part; at least {apart} must lie between",
+            )
+
+    def _caps(self, run: str) -> tuple[tuple[int, int, str], ...]:
+        """(made, allowed, per what) of the caps on the number of releases."""
+        limits, ledger, today = self._policy.ask, self._ledger, datetime.now(UTC).date().isoformat()
+        return (
+            (ledger.count(), limits.releases, "over its data set's life"),
+            (ledger.count(run=run), limits.releases_per_run, "per run"),
+            (ledger.count(since=today), limits.releases_per_day, "per day"),
+        )

@@ -1,0 +1,55 @@
+"""A question to a node's service, as an untrusted sender wrote it, and its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedlgm_nodes.policy import Refusal
+from fedlgm_nodes.secagg.steps import AHEAD
+
+
+class Ask(BaseModel):
+    """Header of a question from an untrusted sender."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    protocol: int
+    ask: str
+    nonce: str = Field(default="", pattern="^[0-9a-f]{0,64}$")
+    run: str = Field(default="", max_length=200)
+    round: int = Field(default=0, ge=0, lt=2**31)
+    client: int = Field(default=-1, ge=-1, lt=2**31)
+    plan: str = ""
+    work: dict[str, Any] = {}
+    expect: dict[str, Any] | None = None
+    signature: str = Field(default="", pattern="^[0-9a-f]{0,128}$")
+    model: str = Field(default="", pattern="^([0-9a-f]{64})?$")  # its digest, in steps that do not bring it
+    given: dict[str, Any] = {}  # to a step of a secure sum
+    ahead: dict[str, Any] | None = None  # what differs in a step of the next round, see `AHEAD`
+
+    @property
+    def trains(self) -> bool:
+        """Whether the answer, and therefore its time, depends on the node's data."""
+        return self.ask in ("release", "mask")
+
+    def further(self) -> Ask:
+        """The further question that `ahead` holds.
+
+        Raises:
+            Refusal: it is malformed.
+        """
+        changed = {**(self.ahead or {}), "ask": AHEAD[self.ask], "ahead": None}
+        try:
+            return Ask.model_validate(self.model_dump() | changed)
+        except ValidationError as error:
+            raise Refusal("malformed", f"ahead: {error.errors()[0]['msg']}") from error
+
+
+@dataclass
+class Answer:
+    """An answer, which consists of a header and the released numbers."""
+
+    header: dict[str, Any]
+    body: bytes = b""

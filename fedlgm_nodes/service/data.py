@@ -1,0 +1,160 @@
+"""The node's own examples, read once when the service starts."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.source import ClientData
+from fedlgm.data import tables
+from fedlgm.data.formats import read_idx
+from fedlgm.data.names import refuse_masked
+from fedlgm.data.pixels import readable, upright
+from fedlgm.errors import DataError
+from fedlgm.files import path_of
+from fedlgm.training import inputs
+from fedlgm.training.tasks import Task
+from fedlgm_nodes.policy import Data
+
+_IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+
+
+def read(section: Data, folder: Path) -> ClientData:
+    """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them (see `check` for the targets).
+
+    Unsigned bytes are scaled to [-1, 1] by a factor that does not depend on the data. Other numbers are unchanged.
+
+    Args:
+        section: [data] of the policy.
+        folder: folder to which relative paths refer.
+
+    Raises:
+        ConfigError: the system refuses a path, as in a folder of another user.
+        DataError: files are missing, damaged or of another shape, or hold NaN.
+    """
+    reader: Callable[[Data, Path], tuple[Any, Any]] = _READERS[section.kind]
+    if section.kind != "loader":
+        for key, name in (("path", section.path), ("labels", section.labels if section.kind != "parquet" else "")):
+            if name and not path_of(f"data.{key}", folder / name).exists():
+                raise DataError(f"data.{key}: there is nothing at {folder / name}")
+    try:
+        x, y = reader(section, folder)
+        refuse_masked(x, "data: inputs")
+        refuse_masked(y, "data: labels")
+        x, y = np.asarray(x), np.asarray(y)
+        y = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
+    except DataError:
+        raise
+    except Exception as error:  # readers of files and a user's own function may raise anything
+        raise DataError(f"data: the {section.kind} data cannot be read: {error!r}") from error
+    if len(x) != len(y):
+        raise DataError(f"data: {len(x)} inputs, but {len(y)} labels")
+    if x.size != len(x) * int(np.prod(section.shape)):
+        raise DataError(
+            f"data.shape: inputs are of shape {list(x.shape[1:])}, but the policy says {list(section.shape)}"
+        )
+    if x.dtype == np.uint8:
+        x = x.astype(np.float32) / np.float32(127.5) - np.float32(1)
+    if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
+        raise DataError(
+            f"data: inputs and labels must be numbers, got {x.dtype} and {y.dtype}; replace class names by the "
+            "numbers 0, 1, ... that all nodes use"
+        )
+    x = np.ascontiguousarray(x, dtype=np.float32).reshape(len(x), *section.shape)
+    if not np.isfinite(x).all():
+        raise DataError("data: inputs hold NaN or Inf")
+    whole = y.astype(np.int64, copy=True) if np.isfinite(y).all() else y
+    y = whole if (whole == y).all() else y.astype(np.float32)
+    return ClientData(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def targets(section: Data, y: Tensor, task: Task) -> Tensor:
+    """The targets in the form that a task takes.
+
+    Raises:
+        DataError: the task does not take them, or labels lie outside [0, classes).
+    """
+    found = task.targets(y.numpy(), "node's")
+    if task.name == "classification" and ((found < 0) | (found >= section.classes)).any():
+        raise DataError(f"data.classes: labels must be whole numbers in [0, {section.classes})")
+    return torch.from_numpy(np.ascontiguousarray(found))
+
+
+def digest(data: ClientData) -> str:
+    """SHA-256 of the examples, in order: different data have different digests."""
+    total = hashlib.sha256()
+    for part in (inputs.first(data.x), data.y):
+        array = part.numpy()
+        total.update(f"{array.dtype.str}{array.shape}".encode())
+        total.update(array.reshape(-1).view(np.uint8).data)
+    return total.hexdigest()
+
+
+def _numpy(section: Data, folder: Path) -> tuple[Any, Any]:
+    path = folder / section.path
+    if path.suffix == ".npy":
+        if not section.labels:
+            raise DataError("data.labels: a .npy of inputs needs labels = a .npy of labels")
+        return np.load(path, allow_pickle=False), np.load(folder / section.labels, allow_pickle=False)
+    with np.load(path, allow_pickle=False) as arrays:
+        missing = {"x", "y"} - set(arrays)
+        if missing:
+            raise DataError(f"{path} has no array {', '.join(sorted(missing))}; it must hold x and y")
+        return arrays["x"], arrays["y"]
+
+
+def _idx(section: Data, folder: Path) -> tuple[Any, Any]:
+    return read_idx(folder / section.path), read_idx(folder / section.labels)
+
+
+def _images(section: Data, folder: Path) -> tuple[Any, Any]:
+    from PIL import Image
+
+    path = folder / section.path
+    if len(section.shape) != 3 or section.shape[0] not in (1, 3):
+        raise DataError(f"data.shape: images are [1, height, width] or [3, height, width], not {list(section.shape)}")
+    channels, height, width = section.shape
+    pixels, labels = [], []
+    for number, name in enumerate(section.class_names):
+        if not (path / name).is_dir():
+            raise DataError(f"data.class_names: there is no folder {path / name}")
+        for file in sorted(one for one in (path / name).rglob("*") if one.suffix.lower() in _IMAGES):
+            with readable(str(file)), Image.open(file) as picture:
+                array = np.asarray(upright(picture, channels).resize((width, height)), dtype=np.uint8)
+            pixels.append(array[None] if channels == 1 else array.transpose(2, 0, 1))
+            labels.append(number)
+    return np.stack(pixels) if pixels else np.zeros((0, *section.shape), np.uint8), np.array(labels, np.int64)
+
+
+def _parquet(section: Data, folder: Path) -> tuple[Any, Any]:
+    import pyarrow.parquet
+
+    path = folder / section.path
+    table = pyarrow.parquet.read_table(path)
+    features = section.features or tuple(name for name in table.column_names if name != section.labels)
+    tables.require_columns([section.labels, *features], table.column_names, str(path))
+    remedy = "convert it, or list only the columns to use in data.features"
+    columns = [tables.numbers(table[name].to_numpy(), f"data.features: column {name!r}", remedy) for name in features]
+    wide = [column[:, None] if column.ndim == 1 else column for column in columns]
+    return np.concatenate(wide, axis=1).astype(np.float32), table[section.labels].to_numpy()
+
+
+def _loader(section: Data, folder: Path) -> tuple[Any, Any]:
+    module, _, name = section.loader.partition(":")
+    try:
+        load = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise DataError(f"data.loader: {section.loader} cannot be imported: {error}") from error
+    return load(**section.options)  # type: ignore[no-any-return]
+
+
+_READERS: dict[str, Callable[[Data, Path], tuple[Any, Any]]] = {
+    "numpy": _numpy, "images": _images, "idx": _idx, "parquet": _parquet, "loader": _loader,
+}  # fmt: skip

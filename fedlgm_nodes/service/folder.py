@@ -1,0 +1,221 @@
+"""A node's folder, its files with their owners, and its creation.
+
+DIR/policy.toml          what the operator allows
+DIR/state/               noise key, service key, ledger, kept answers, open rounds: the service's user only
+                         (the service makes the noise key at its first start)
+DIR/witness/             position of the ledger; best kept on another disk, or on another backup schedule
+DIR/run/release.sock     where questions arrive; the group of the folder may connect
+DIR/public.toml          what the server's operator needs to enrol this node
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.files import Under, drafted, write_durably
+from fedlgm_nodes.protocol.messages import digest, public_text
+from fedlgm_nodes.service.ledger import NodeLedger
+
+if TYPE_CHECKING:  # what starts and stops a node's processes needs no torch
+    from fedlgm_nodes.policy import Policy
+
+LONGEST_SOCKET = 100
+"""Length of a Unix socket's path, in bytes, that every system permits."""
+
+
+class PublicNode(TypedDict):
+    """Public data with which the server's operator enrols a node."""
+
+    name: str
+    client: int
+    service_key: str
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    """Files of one node under `path`."""
+
+    path: Path
+
+    policy_file = Under("policy.toml")
+    """The policy."""
+    ledger_file = Under("state/ledger.sqlite")
+    """The ledger."""
+    witness_file = Under("witness/seen.json")
+    """The ledger's witness."""
+    replies = Under("state/replies")
+    """Kept answers."""
+    rounds_file = Under("state/rounds.sqlite")
+    """Unfinished rounds of secure sums: secrets that are needed for seconds, so the file belongs in no backup."""
+    socket = Under("run/release.sock")
+    """The socket on which the service listens."""
+
+    def check_length(self) -> None:
+        """Refuse a folder in which a socket cannot be created.
+
+        Raises:
+            ConfigError: the path of the socket is longer than the system allows.
+        """
+        longest = len(os.fsencode(self.socket.resolve()))
+        if longest > LONGEST_SOCKET:
+            raise ConfigError(
+                f"{self.path}: the path of its socket, run/release.sock, has {longest} bytes; the system allows "
+                f"{LONGEST_SOCKET}: use a folder with a shorter path"
+            )
+
+    public_file = Under("public.toml")
+    """Public data of the node."""
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        values: Mapping[str, Any] | None = None,
+        *,
+        test_seed: int | None = None,
+        signer: Ed25519PrivateKey | None = None,
+    ) -> NodeFolder:
+        """Make a node's folder with a fresh service key, an empty ledger and a commented policy, but no noise key.
+
+        Args:
+            path: folder to make.
+            values: values of the policy, see `fedlgm_nodes.policy_template.policy_text`.
+            test_seed: for tests only: give the node the noise of a simulation with this seed.
+            signer: the node's service key, if other nodes' policies have to name it earlier; by default a fresh one.
+
+        Raises:
+            ConfigError: an invalid value of the policy.
+            RunError: `path` exists, or cannot be created.
+        """
+        from fedlgm_nodes.policy import Policy
+        from fedlgm_nodes.policy_template import policy_text
+
+        if path.exists():
+            raise RunError(
+                f"{path} already exists: choose another folder, because a node's keys and ledger are made once"
+            )
+        try:
+            with drafted(path) as draft:
+                for name, mode in (("", 0o711), ("state", 0o700), ("state/replies", 0o700), ("witness", 0o700)):
+                    (draft / name).mkdir(mode=mode, parents=True)
+                (draft / "run").mkdir(mode=0o750)
+                for name, mode in (("", 0o711), ("run", 0o750)):
+                    (draft / name).chmod(mode)  # whatever the operator's umask: the executor's group has to get there
+                folder = cls(draft)
+                text = policy_text(path.name, values or {})
+                write_durably(folder.policy_file, text.encode())
+                policy = Policy.load(folder.policy_file)
+                signer = signer or Ed25519PrivateKey.generate()
+                write_durably(draft / "state" / "service.key", signer.private_bytes_raw())
+                if test_seed is not None:
+                    write_durably(draft / "state" / "test-seed", str(test_seed).encode())
+                NodeLedger.create(folder.ledger_file, folder.witness_file, policy.data.name, test=test_seed is not None)
+                public: PublicNode = {
+                    "name": policy.node.name,
+                    "client": policy.node.client,
+                    "service_key": public_text(signer),
+                }
+                write_durably(folder.public_file, tomli_w.dumps(public).encode(), 0o644)
+        except OSError as error:
+            said = str(error).replace(str(draft), str(path))
+            raise RunError(f"cannot make the node's folder {path}: {said}") from error
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(str(draft), str(path))) from error
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> NodeFolder:
+        """An existing node's folder.
+
+        Raises:
+            RunError: the folder is not a node's.
+        """
+        if not (path / "policy.toml").is_file():
+            inner = path / "service"
+            made = (inner / "policy.toml").is_file()
+            hint = f"did you mean {inner}?" if made else f"make one: fedlgm node init {path}"
+            raise RunError(f"{path} is not a node's folder (it has no policy.toml); {hint}")
+        return cls(path)
+
+    def policy(self) -> Policy:
+        """The current policy."""
+        from fedlgm_nodes.policy import Policy
+
+        return Policy.load(self.policy_file)
+
+    def secret(self, ledger: NodeLedger) -> bytes:
+        """The noise key, 32 bytes. Until the first release every start of the service creates a new one.
+
+        Anyone else who made the key could have kept it and could subtract all noise. The ledger therefore records the
+        digest of the key that its service makes, and no other key is used. In particular, a key from a folder whose
+        service was first started elsewhere is not used.
+
+        Args:
+            ledger: the node's ledger, open for writing.
+
+        Raises:
+            RunError: the key is missing, damaged, or not the one that the service made.
+        """
+        made, file = ledger.noise_key(), self.path / "state" / "noise.key"
+        if (made and ledger.seq == 0) or not (made or file.exists()):
+            key = secrets.token_bytes(32)
+            ledger.bind(digest("noise key", ledger.identity, key))
+            write_durably(file, key)
+            return key
+        key = self._key("noise.key")
+        if digest("noise key", ledger.identity, key) != made:
+            remedy = (
+                "restore it, or the ledger that it was made for, from a backup"
+                if made
+                else "remove it, and the service makes its own when it starts"
+            )
+            raise RunError(
+                f"the noise key {file} was not made by this node's service for this ledger: its maker can subtract "
+                f"the noise from answers; {remedy}"
+            )
+        return key
+
+    def signer(self) -> Ed25519PrivateKey:
+        """The service's own key.
+
+        Raises:
+            RunError: the key is missing or damaged.
+        """
+        return Ed25519PrivateKey.from_private_bytes(self._key("service.key"))
+
+    def test_seed(self) -> int | None:
+        """Seed of a node that was made for tests, else None."""
+        file = self.path / "state" / "test-seed"
+        return int(file.read_text()) if file.is_file() else None
+
+    def public(self) -> PublicNode:
+        """Public data with which the server's operator enrols this node."""
+        return cast(PublicNode, tomllib.loads(self.public_file.read_text(encoding="utf-8")))
+
+    def ledger(self, *, readonly: bool = False) -> NodeLedger:
+        """The ledger.
+
+        Raises:
+            LedgerError: see `NodeLedger`.
+        """
+        return NodeLedger(self.ledger_file, self.witness_file, self.policy().data.name, readonly=readonly)
+
+    def _key(self, name: str) -> bytes:
+        file = self.path / "state" / name
+        try:
+            key = file.read_bytes()
+        except OSError as error:
+            raise RunError(f"the key {file} cannot be read: {error}") from error
+        if len(key) != 32:
+            raise RunError(f"the key {file} is damaged: it has {len(key)} bytes, not 32; restore it from a backup")
+        return key

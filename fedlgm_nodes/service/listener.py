@@ -1,0 +1,233 @@
+"""The process of a release service: connections on its socket, one release at a time, in bounded time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import logging
+import math
+import os
+import signal
+import socket
+import stat
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from fedlgm.errors import RunError, first_problem
+from fedlgm_nodes.policy import MIB, Refusal
+from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.protocol import messages as protocol
+from fedlgm_nodes.protocol.frames import FrameError
+from fedlgm_nodes.secagg.steps import STEPS
+from fedlgm_nodes.service.ask import Answer, Ask
+from fedlgm_nodes.service.folder import NodeFolder
+from fedlgm_nodes.service.service import Service
+
+_log = logging.getLogger("fedlgm.node")
+
+
+class Listener:
+    """Takes questions for a service from any sender, and sends its answers.
+
+    Args:
+        service: the service, which is closed at the end.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._folder, self._policy = service, service.folder, service.policy
+        self._busy, self._open, self._stop = asyncio.Lock(), 0, asyncio.Event()
+
+    async def serve(self) -> None:
+        """Answer until SIGTERM or SIGINT, or until the ledger cannot be used.
+
+        Raises:
+            LedgerError: the ledger cannot be used until it is opened and verified again, for example after a full disk.
+        """
+        self._folder.check_length()
+        stop = self._stop
+        for number in (signal.SIGTERM, signal.SIGINT):  # before the socket exists, which shows that the service is up
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        listener = _listen(self._folder.socket, self._policy.socket.group)
+        server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MIB)
+        self._service.describe()
+        try:
+            await stop.wait()
+        finally:
+            server.close()
+            with contextlib.suppress(OSError):
+                self._folder.socket.unlink()
+            async with self._busy:
+                self._service.close()
+        if self._service.broken is not None:
+            raise self._service.broken
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        limits = self._policy.limits
+        began: float | None = None
+        pid, uid, _ = _peer(writer.get_extra_info("socket"))
+        self._open += 1
+        try:
+            if self._policy.socket.uids and uid not in self._policy.socket.uids:
+                raise Refusal("peer", f"user {uid} may not ask")
+            if self._open > limits.connections:
+                raise Refusal("busy", f"more than {limits.connections} connections")
+            ask, body = await self._receive(reader)
+            began = time.monotonic()
+            await self._turn()
+            began = time.monotonic()
+            answer = await self._answer(ask, body, began)
+            if ask.ask in STEPS and not ask.trains:
+                began = None  # it depends on nothing of the data; four such answers come before and after each vector
+        except Refusal as refusal:
+            if refusal.code == "slow":
+                began = None  # it leaves at a time that the policy has set, whatever has not ended by then
+            _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
+            answer = Answer(refusal.header)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            self._open -= 1
+            writer.close()
+            return
+        except Exception:  # nothing that a question holds may end the service, or show in an answer
+            _log.exception("a question failed [user %d, process %d]", uid, pid)
+            answer = Answer(Refusal("failed", "see this node's log").header)
+        if began is not None:
+            # From when its turn came: the asker chooses when to connect and when a question's last byte arrives.
+            await asyncio.sleep(self._left(began))
+        try:
+            async with asyncio.timeout(limits.receive_seconds):
+                writer.write(frames.encode_header(answer.header, len(answer.body)))
+                writer.write(answer.body)  # separately, because joining would copy it once more
+                await writer.drain()
+        except (OSError, TimeoutError):
+            writer.transport.abort()  # closed in order it would keep the answer for as long as nobody reads it
+        finally:
+            self._open -= 1
+            writer.close()
+            if self._service.broken is not None:
+                self._stop.set()
+
+    async def _receive(self, reader: asyncio.StreamReader) -> tuple[Ask, bytes]:
+        limits = self._policy.limits
+        try:
+            async with asyncio.timeout(limits.receive_seconds):
+                prefix = await reader.readexactly(frames.PREFIX_BYTES)
+                try:
+                    head, size = frames.lengths(prefix, limits.message_mib * MIB)
+                except FrameError as error:
+                    raise Refusal("too-large", str(error)) from error
+                header = frames.parse_header(await reader.readexactly(head))
+                if header.get("protocol") != protocol.PROTOCOL:
+                    raise Refusal(
+                        "protocol",
+                        f"this service speaks protocol {protocol.PROTOCOL}, but the question has protocol "
+                        f"{header.get('protocol')!r:.20}: server and nodes need compatible versions of fedlgm",
+                    )
+                ask = Ask.model_validate(header)
+                return ask, await reader.readexactly(size)
+        except TimeoutError:
+            raise Refusal("slow", f"the question did not arrive within {limits.receive_seconds:g} s") from None
+        except FrameError as error:
+            raise Refusal("frame", str(error)) from error
+        except ValidationError as error:
+            raise Refusal("malformed", first_problem(error)) from error
+
+    async def _turn(self) -> None:
+        """Wait until no other question is being processed; the caller then calls `_busy.release`."""
+        try:
+            async with asyncio.timeout(self._policy.limits.queue_seconds):
+                await self._busy.acquire()
+        except TimeoutError:
+            raise Refusal("busy", "other questions are still being answered") from None
+
+    async def _answer(self, ask: Ask, body: bytes, began: float) -> Answer:
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(None, self._service.answer, ask, body)
+
+        def ended(work: asyncio.Future[Answer]) -> None:
+            # Questions that wait their turn would see when training ended, came it at other times than answers do.
+            trained = ask.trains and not (work.cancelled() or isinstance(work.exception(), Refusal))
+            loop.call_later(self._left(began) if trained else 0.0, self._busy.release)
+
+        # Whatever becomes of this connection, the next release waits for this one to end.
+        work.add_done_callback(ended)
+        try:
+            return await asyncio.wait_for(asyncio.shield(work), self._policy.limits.release_seconds)
+        except TimeoutError:
+            why = "the release took longer than this node allows; the node's ledger says whether it was charged"
+            raise Refusal("slow", why) from None
+
+    def _left(self, began: float) -> float:
+        """Seconds until the next moment at which a result may be sent, for work that began at `began`."""
+        limits, elapsed = self._policy.limits, time.monotonic() - began
+        return moment(elapsed, limits.reply_every_seconds, limits.release_seconds) - elapsed
+
+
+def moment(elapsed: float, every: float, longest: float) -> float:
+    """Time after which `elapsed` seconds of work are answered: `every`, twice, four times ... as long, or `longest`.
+
+    The time of training depends on the number of examples, and so few possible times reveal little of it. If `every`
+    equals `longest` there is only one.
+
+    Example:
+        >>> [moment(seconds, 0.5, 10.0) for seconds in (0.1, 0.5, 0.6, 1.9, 9.0)]
+        [0.5, 0.5, 1.0, 2.0, 10.0]
+    """
+    if not every:
+        return elapsed
+    bucket = every * 2.0 ** max(0, math.ceil(math.log2(elapsed / every))) if elapsed > 0 else every
+    return longest if elapsed <= longest < bucket else bucket
+
+
+def run(folder: Path) -> None:
+    """Serve a node's folder until SIGTERM or SIGINT.
+
+    Raises:
+        FedlgmError: the folder cannot be served.
+    """
+    np.seterr(all="ignore")
+
+    async def main() -> None:
+        service = Service(NodeFolder.open(folder))
+        service.warm()
+        await Listener(service).serve()
+
+    before = os.umask(0o077)
+    try:
+        asyncio.run(main())
+    finally:
+        os.umask(before)
+
+
+def _listen(path: Path, group: str) -> socket.socket:
+    """A listening socket that only the folder's user and group may connect to."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise RunError(f"{path} exists and is not a socket")
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o117)
+    try:
+        listener.bind(os.fspath(draft))
+        if group:
+            os.chown(draft, -1, grp.getgrnam(group).gr_gid if not group.isdigit() else int(group))
+        listener.listen(64)
+        draft.replace(path)  # of a service that has ended: the ledger's lock keeps two from running
+    except (OSError, KeyError) as error:
+        listener.close()
+        raise RunError(f"cannot listen on {path}: {error}") from error
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _peer(link: Any) -> tuple[int, int, int]:
+    """(process, user, group) of the peer, as reported by the kernel."""
+    return struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))  # type: ignore[return-value]

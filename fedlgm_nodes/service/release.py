@@ -1,0 +1,236 @@
+"""One release of a node: train on its data, bound the update, add the node's noise."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import hmac
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fedlgm
+from clients import cut_vote
+from clients.cut_vote import CutVotes
+from clients.source import ClientData
+from fedlgm.aggregation.client_release import Asked, Contributions, Keys, Noised, client_release
+from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import is_bundled
+from fedlgm.extension.separation import fresh
+from fedlgm.noise.integer import words
+from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.layers import LayerTable
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, inputs, tasks
+from fedlgm.training.devices import Numerics, torch_threads
+from fedlgm_nodes.policy import Policy, Refusal
+from fedlgm_nodes.protocol.messages import canonical, digest, sha256
+from fedlgm_nodes.service import data as node_data
+from fedlgm_nodes.service.units import BY_BOUND, NodeUnit
+from fedlgm_nodes.service.work import Work, Workshop
+
+
+@dataclass(frozen=True)
+class Request:
+    """A parsed and admitted question; nothing has been charged or computed for it.
+
+    Attributes:
+        round: round of the run that asks.
+        plan: plan of the release.
+        text: the plan as it was received.
+        model: the global model, float32 [D].
+        work: names and settings.
+    """
+
+    round: int
+    plan: ReleasePlan
+    text: str
+    model: np.ndarray
+    work: Work
+
+    @property
+    def unit(self) -> NodeUnit:
+        """The unit that the release protects."""
+        return BY_BOUND[self.plan.bounded_by]
+
+
+@dataclass(frozen=True)
+class Charged:
+    """The budget of a release that was charged to the ledger by its name, before training.
+
+    Attributes:
+        keys: rings derived from the name.
+    """
+
+    keys: Keys
+
+    def admit(self, asked: Asked) -> Keys:
+        """See `Budget.admit`."""
+        return self.keys
+
+    def charge(self, noised: Noised) -> None:
+        """Do nothing, since the release is already charged."""
+
+
+class Releaser:
+    """The node's data and trainer, both resident.
+
+    Args:
+        policy: the node's policy.
+        data: examples of the node.
+        data_digest: digest of the examples.
+        secret: the node's noise key, 32 bytes from the operating system.
+        test_seed: for tests only: noise of a simulation with this seed, which protects nothing.
+    """
+
+    def __init__(
+        self, policy: Policy, data: ClientData, data_digest: str, secret: bytes, test_seed: int | None = None
+    ) -> None:
+        self._policy, self._data, self.data_digest, self._secret = policy, data, data_digest, secret
+        for name in policy.allow.tasks:
+            node_data.targets(policy.data, data.y, tasks.get(name))  # refused now, not in the middle of a run
+        self._test_seed = test_seed
+        self.workshop = Workshop(policy)
+        self._tried: tuple[str, str, bool] | None = None  # by `prepare`
+
+    def warm(self) -> None:
+        """Take one step on the first example with a small model.
+
+        Raises:
+            ConfigError: no model fits the policy's data.
+        """
+        work = Work(mechanism={"name": "gaussian"}, model={"name": "logistic"})
+        try:
+            module = self.workshop.module(work)
+        except Refusal as refusal:
+            raise ConfigError(f"data.shape and data.classes of the policy fit no model: {refusal.why}") from refusal
+        layers = LayerTable.from_module(module)
+        order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
+        if len(self._data):
+            model, label = layers.flatten(module), torch.zeros(1, dtype=torch.int64)
+            task = ClientTask(inputs.take(self._data.x, slice(0, 1)), label, order, 1)
+            next(iter(SequentialTrainer(module, layers, LocalTraining()).updates(model, [task])))
+
+    def understand(self, round: int, plan: str, work: Any, model: np.ndarray | None = None) -> Request:
+        """Parse a question into a request that the policy admits; without a model, for any model of this work.
+
+        Raises:
+            Refusal: the question is malformed or not allowed; the reason does not depend on the data.
+        """
+        asked = Work.parse(work, self._policy)
+        job = self.workshop.job(asked)
+        layers = job.layers
+        if model is None:
+            model = np.zeros(layers.size, np.float32)
+        elif len(model) != layers.size:
+            raise Refusal("model", f"{len(model)} numbers for a model of {layers.size} parameters")
+        elif not np.isfinite(model).all():
+            raise Refusal("model", "the model holds NaN or Inf")
+        try:
+            parsed = ReleasePlan.from_json(layers, plan)
+        except Exception as error:  # a crafted plan may fail anywhere in being parsed
+            raise Refusal("plan", f"the plan cannot be read: {error!r}"[:300]) from error
+        self._policy.admit(parsed)
+        request = Request(round, parsed, plan, model, asked)
+        request.unit.check(job, parsed)
+        return request
+
+    def name(self, request: Request, run: str, cohort: str = "") -> str:
+        """Name of the release: a keyed digest of everything that determines its numbers.
+
+        The data are included: otherwise an additional record would be released with the same noise as before, and the
+        difference of the two answers would reveal it. Under local trust the run's label is not included, so the same
+        question costs once. Under central trust every run adds its own noise to its answers and invites this node by
+        its own schedule, so an answer to another run is another participation. In a secure sum the cohort's digest is
+        included, since the cohort's next attempt is another release with other noise.
+        """
+        versions = (fedlgm.__version__, torch.__version__, self._policy.limits.threads)
+        parts: tuple[str | int, ...] = (
+            self.data_digest,
+            request.round,
+            self._policy.node.client,
+            request.text,
+            sha256(request.model.data),
+        )
+        work = request.work.model_dump() | {"exact_sums": self.workshop.exact(request.work)}
+        if not request.plan.facts.noised_by.uploads_released:
+            parts += (run,)
+        if cohort:
+            parts += ("cohort", cohort)
+        named = digest("release", *parts, canonical(work), *versions)
+        return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()
+
+    def prepare(self, request: Request) -> None:
+        """Build the objects of a release and try them on an artificial example, before anything is charged.
+
+        Raises:
+            Refusal: the objects fail for any data of this node, for example because the model takes other inputs.
+        """
+        tried = request.unit.name, canonical(request.work.model_dump()), cut_vote.asked_for(request.plan)
+        if tried == self._tried:
+            return
+        trainer, task = self.workshop.trainer(request.work, request.unit), self.workshop.job(request.work).task
+        model, own = torch.from_numpy(request.model.copy()), self._data.y
+        try:
+            with torch_threads(self._policy.limits.threads):
+                x = torch.zeros(1, *self._policy.data.shape)
+                y = node_data.targets(self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), task)
+                request.unit.try_on(trainer, model, x, y, request.plan)
+                if cut_vote.asked_for(request.plan):  # by its losses in evaluation
+                    updates = torch.zeros(1, len(model))
+                    self._votes(request).added(updates, request.plan, model, [ClientData(x, y)])
+        except Exception as error:  # of the server's names and options, or of the operator's own model
+            raise Refusal("work", f"training fails on any data: {error}"[:300]) from error
+        self._tried = tried
+
+    def make(self, request: Request, name: str) -> np.ndarray:
+        """The numbers of a charged release: bounded and, under local trust, noised, [plan.size].
+
+        The dtype is float32 if it is exact (as usual, since released values lie on a grid), otherwise float64.
+        """
+        wide = self._released(request, name).numpy()
+        with np.errstate(over="ignore"):
+            narrow = wide.astype(np.float32)
+        return narrow if np.array_equal(narrow, wide) else wide
+
+    def words(self, request: Request, name: str) -> np.ndarray:
+        """The node's charged part of a secure sum: bounded, rounded, with its share of the noise, uint32 [size]."""
+        return words(self._released(request, name).numpy())
+
+    def _released(self, request: Request, name: str) -> Tensor:
+        model = torch.from_numpy(request.model.copy())
+        if self._test_seed is None:
+            keys = Keys(self._keys("order", name), self._keys("noise", name))
+        else:  # as `clients.LayerwiseClient` in a simulation
+            seeded = KeyRing.from_seed(self._test_seed)
+            keys = Keys(seeded, seeded.derive(model.numpy().tobytes(), request.plan.to_json().encode()))
+        asked = Asked(request.plan, model, request.round, [self._policy.node.client])
+        with torch_threads(self._policy.limits.threads):  # threads of services that share cores would wait for another
+            return client_release(self._contributions(request), Charged(keys), asked)[0].total
+
+    def _contributions(self, request: Request) -> Contributions:
+        """The node's contribution."""
+        job = self.workshop.job(request.work)
+
+        def own(client: int) -> ClientData:  # called where an error of this node's data is caught
+            task = fresh(job.task)  # one of the operator's own could keep targets for others, or for its losses
+
+            def targets(y: Tensor) -> Tensor:
+                return node_data.targets(self._policy.data, y, copy.copy(task))
+
+            return request.unit.examples(self._data, targets, apart=not is_bundled(job.task))
+
+        trainer, votes = self.workshop.trainer(request.work, request.unit), partial(self._votes, request)
+        return request.unit.contributions(job, trainer, own, votes, Numerics(self._policy.limits.threads))
+
+    def _votes(self, request: Request) -> CutVotes:
+        job = self.workshop.job(request.work)
+        return CutVotes(self.workshop.module(request.work), job.layers, job.task)
+
+    def _keys(self, purpose: str, name: str) -> KeyRing:
+        digest = hmac.new(self._secret, f"{purpose} {name}".encode(), hashlib.sha256).digest()
+        return KeyRing(int.from_bytes(digest[:16], "little"), secret=True)

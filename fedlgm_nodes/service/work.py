@@ -1,0 +1,221 @@
+"""The work that a question requests: names installed on the node, and the objects that the node makes of them.
+
+    names and options -> mechanism, task, settings, layers -> trainer
+
+The names and options come from the server and may be wrong in any way, so every error is a refusal. This module does
+not know the node's data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedlgm import mechanisms
+from fedlgm.errors import first_problem
+from fedlgm.mechanisms import Mechanism
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training import LocalTraining, models, tasks
+from fedlgm.training.tasks import Task
+from fedlgm_nodes.policy import Policy, Refusal
+from fedlgm_nodes.protocol.messages import canonical
+from fedlgm_nodes.service.units import NodeUnit
+
+_LONGEST = 4096  # characters of a name with its options
+_LARGEST = 1e30  # of a learning rate and the like; JSON has whole numbers that no float holds
+_LONGEST_MECHANISM = 16_384  # three numbers for each of two hundred layers
+_KEPT = 8  # works whose objects are kept
+
+
+class Work(BaseModel):
+    """The names that a question requests, each with its options: {"name": "dp-sgd", "style": "per-layer"}.
+
+    Every name must be installed on the node and listed in its policy. Options are public: they are part of the
+    question, and so of the server's signature and the release's name. They state how a plan is executed. Its cost, and
+    whether the node executes it at all, depend on the plan's own numbers.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    mechanism: dict[str, Any]
+    group_by: str = Field(default="module", pattern="^(module|tensor|adapter|factor|kind)$")
+    task: dict[str, Any] = {"name": "classification"}
+    model: dict[str, Any]
+    training: dict[str, Any] = {}
+    exact_sums: bool = False  # of example-level steps: gradients add up in float64
+
+    @classmethod
+    def parse(cls, raw: Any, policy: Policy) -> Work:
+        """Parse the work that a question requests.
+
+        Raises:
+            Refusal: the work is malformed, or the policy does not allow it.
+        """
+        try:
+            work = cls.model_validate(raw)
+        except ValidationError as error:
+            raise Refusal("work", f"work.{first_problem(error)}") from error
+        allow = policy.allow
+        for kind, section, allowed, longest in (
+            ("mechanism", work.mechanism, allow.mechanisms, _LONGEST_MECHANISM),
+            ("model", work.model, allow.models, _LONGEST),
+            ("task", work.task, allow.tasks, _LONGEST),
+        ):
+            if section.get("name") not in allowed:
+                asked = repr(section.get("name"))[:200]
+                raise Refusal("work", f"{kind} {asked} is not allowed on this node; allowed: {', '.join(allowed)}")
+            if len(canonical(section)) > longest:
+                raise Refusal("work", f"the options of the {kind} are longer than {longest} characters")
+        allow.check_options(work.mechanism["name"], options_of(work.mechanism))
+        return work
+
+    def built(self) -> Mechanism:
+        """The mechanism with its options, in its sound variant; a node runs no other.
+
+        Raises:
+            Refusal: an option is unknown, or a value is outside its range.
+        """
+        options = options_of(self.mechanism)
+        if "variant" in options:
+            raise Refusal("work", "mechanism.variant does not apply to nodes: they make only sound releases")
+        with _refused("mechanism"):
+            return mechanisms.get(self.mechanism["name"], **options)
+
+    def local(self) -> LocalTraining:
+        """Settings of local training.
+
+        Raises:
+            Refusal: settings are unknown or wrong.
+        """
+        with _refused("training"):
+            settings = LocalTraining(**self.training)
+            numbers = {"lr": settings.lr, "momentum": settings.momentum, "gradient_clip": settings.gradient_clip or 0.0}
+            numbers |= {} if settings.weight_decay is None else {"weight_decay": settings.weight_decay}
+            for name, number in numbers.items():
+                if type(number) not in (int, float) or not 0 <= number <= _LARGEST:
+                    raise ValueError(f"{name} must be a number from 0 to {_LARGEST:g}")
+            if settings.gradient_clip is not None and not settings.gradient_clip > 0:
+                raise ValueError("gradient_clip must be positive")
+            for name, whole in {"epochs": settings.epochs, "batch_size": settings.batch_size}.items():
+                if type(whole) is not int or not 1 <= whole < 2**31:
+                    raise ValueError(f"{name} must be a whole number of at least 1")
+            return settings
+
+
+@dataclass(frozen=True)
+class Job:
+    """The objects of a work.
+
+    Attributes:
+        work: its names and options.
+        mechanism: the mechanism.
+        task: the task.
+        settings: settings of local training.
+        layers: the mechanism's view of the model's layers.
+    """
+
+    work: Work
+    mechanism: Mechanism
+    task: Task
+    settings: LocalTraining
+    layers: LayerTable
+
+
+class Workshop:
+    """Makes the objects of a node's works, each once. It keeps those of the last few works, and one trainer.
+
+    Args:
+        policy: the node's policy.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._jobs: dict[str, Job] = {}
+        self._trainer: tuple[tuple[str, str], Any] | None = None
+
+    def job(self, work: Work) -> Job:
+        """The objects of a parsed work.
+
+        Raises:
+            Refusal: an option does not exist or does not fit, or the policy does not allow the model.
+        """
+        key = canonical(work.model_dump())
+        if key not in self._jobs:
+            made = self._made(work)
+            if len(self._jobs) >= _KEPT:
+                self._jobs.clear()
+            self._jobs[key] = made
+        return self._jobs[key]
+
+    def trainer(self, work: Work, unit: NodeUnit) -> Any:
+        """The work's trainer for a unit of protection.
+
+        The trainer replaces the previous one, since two large models may not fit.
+
+        Raises:
+            Refusal: the model or the mechanism does not suit the unit.
+        """
+        key = unit.name, canonical(work.model_dump())
+        if self._trainer is None or self._trainer[0] != key:
+            self._trainer = None
+            job = self.job(work)
+            with _refused("training"):
+                self._trainer = key, unit.trainer(job, self.module(work), self.exact(work))
+        return self._trainer[1]
+
+    def exact(self, work: Work) -> bool:
+        """Whether examples' gradients are summed in float64, as the server or this node's policy requests."""
+        return work.exact_sums or self._policy.privacy.exact_sums
+
+    def module(self, work: Work) -> torch.nn.Module:
+        """The model that a work names, with the weights of the pinned file that it names.
+
+        Raises:
+            Refusal: it cannot be built, or the file is not allowed, has changed or does not fit.
+        """
+        options, data = options_of(work.model), self._policy.data
+        file = self._policy.allow.weights_file(options.pop("weights")) if "weights" in options else None
+        with _refused(f"model {work.model.get('name')!r} cannot be built"):
+            module = models.build(
+                work.model["name"], in_shape=tuple(data.shape), classes=data.classes, seed=0, **options
+            )
+        try:
+            return module if file is None else models.load_weights_(module, file)
+        except Exception as error:  # its message has the path
+            raise Refusal("work", "model.weights: the tensors of that file are not those of the model") from error
+
+    def _made(self, work: Work) -> Job:
+        allow, settings = self._policy.allow, work.local()
+        if settings.epochs > allow.most_epochs:
+            raise Refusal("work", f"training.epochs = {settings.epochs}; at most {allow.most_epochs} are allowed")
+        mechanism = work.built()
+        with _refused("task"):
+            task = tasks.get(work.task["name"], **options_of(work.task))
+        with torch.device("meta"):  # nothing is allocated before the size is known
+            module = self.module(work)
+        size = sum(parameter.numel() for parameter in module.parameters())
+        if size > allow.largest_model:
+            raise Refusal("work", f"{size} parameters; at most {allow.largest_model} are allowed")
+        with _refused(f"model {work.model.get('name')!r} cannot be built"):
+            layers = mechanism.table(LayerTable.from_module(module, work.group_by))
+        return Job(work, mechanism, task, settings, layers)
+
+
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Refuse the question for any error: names and options are the server's, or the model is the operator's own."""
+    try:
+        yield
+    except Refusal:
+        raise
+    except Exception as error:
+        raise Refusal("work", f"{what}: {error}"[:300]) from error
+
+
+def options_of(section: dict[str, Any]) -> dict[str, Any]:
+    """The options of a name."""
+    return {key: value for key, value in section.items() if key != "name"}

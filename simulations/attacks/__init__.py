@@ -1,1 +1,0 @@
-"""`fedlgm attack`: the attacks of `fedlgm.attacks` on recipes and finished runs."""

@@ -1,0 +1,1 @@
+"""Models that leave a run: files in common formats, adapters, and predictions of exported models."""

@@ -1,0 +1,1 @@
+"""What the commands print: plans, ledgers, results and the state of the machine."""

@@ -1,0 +1,96 @@
+"""The cost of a ledger that no run folder surrounds, such as that of a Flower app."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypedDict
+
+from rich.console import Group
+from rich.markup import escape
+
+from fedlgm.errors import ConfigError, check_share
+from fedlgm.privacy.ledger import Ledger
+from simulations.runs.folder import RunFolder
+from simulations.summaries.charges import client_rows, event_groups
+from simulations.summaries.rows import ClientRow, EventGroup
+from simulations.summaries.terminal import charges_table, number, worst_off
+
+_ACCOUNTANT = "pld"
+
+
+class BareLedgerReport(TypedDict):
+    """Charges of a ledger file and their totals.
+
+    Attributes:
+        ledger: the file.
+        ledger_head: the ledger's head.
+        protects: unit and relation that the rows state; empty if they state none.
+        guarantee: weakest guarantee that rows state; empty if they state none.
+        events: charges, grouped.
+        epsilon, claimed_epsilon, delta, accountant: spending, and its accountant.
+        clients: largest spending first; empty under central trust, where the server releases.
+    """
+
+    ledger: str
+    ledger_head: str
+    protects: str
+    guarantee: str
+    events: list[EventGroup]
+    epsilon: float
+    claimed_epsilon: float
+    delta: float
+    accountant: str
+    clients: list[ClientRow]
+
+
+def bare_ledger_report(file: Path, delta: float | None) -> BareLedgerReport:
+    """Charges of a ledger file, after checking it against its own hashes.
+
+    Args:
+        file: SQLite file of a ledger.
+        delta: delta at which epsilon is stated.
+
+    Raises:
+        ConfigError: no delta is given, it lies outside (0, 1), or the file is that of a run folder.
+        LedgerError: the file is not a ledger, or was changed.
+
+    Example:
+        >>> import tempfile
+        >>> from fedlgm.privacy.events import gaussian_event
+        >>> file = Path(tempfile.mkdtemp()) / "ledger.sqlite"
+        >>> with Ledger(file, owner="a run") as ledger:
+        ...     ledger.charge(gaussian_event(2.0), round=1, key="noise 1")
+        >>> round(bare_ledger_report(file, 1e-5)["epsilon"], 3)
+        1.993
+    """
+    if RunFolder(file.absolute().parent).recipe_file.is_file():  # which states delta, seed and guarantee
+        raise ConfigError(f"{file} is the ledger of a run: name the run's folder, {file.absolute().parent}")
+    if delta is None:
+        raise ConfigError(f"{file} is a ledger without a run folder, which states no delta: add --delta, such as 1e-5")
+    check_share(delta=delta)
+    with Ledger(file) as ledger:
+        head, protects, stated = ledger.verify(), ledger.protects(), ledger.guarantee()
+        return {
+            "ledger": str(file),
+            "ledger_head": str(head),
+            "protects": protects,
+            "guarantee": "" if stated is None else stated.sentence(noise_reproducible=False),
+            "events": event_groups(ledger, protects.partition(",")[0] or "unit"),
+            "epsilon": ledger.epsilon(delta, _ACCOUNTANT),
+            "claimed_epsilon": ledger.claimed_epsilon(delta, _ACCOUNTANT),
+            "delta": delta,
+            "accountant": _ACCOUNTANT,
+            "clients": client_rows(ledger, delta, _ACCOUNTANT),
+        }
+
+
+def bare_ledger_table(report: BareLedgerReport) -> Group:
+    """Charges, then totals."""
+    totals = (
+        f"epsilon charged {number(report['epsilon'])}, claimed {number(report['claimed_epsilon'])} "
+        f"at delta {report['delta']:g} ({report['accountant']} accountant); protects "
+        f"{report['protects'] or 'a unit and relation that the ledger does not state'}\n"
+        f"verified: rows follow from each other\nledger head {report['ledger_head']}{worst_off(report['clients'])}\n"
+        + (escape(report["guarantee"]) or "the ledger does not state the guarantee: it is that of the app's plan")
+    )
+    return Group(charges_table(report["ledger"], report["events"]), totals)

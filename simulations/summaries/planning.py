@@ -1,0 +1,138 @@
+"""A recipe's plan and partition, without training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedlgm.errors import PrivacyError
+from fedlgm.planning.plan import ReleasePlan
+from fedlgm.privacy.accounting import composed_epsilon
+from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe
+from simulations.runs.rows import LayerRow
+from simulations.summaries.rounds import described, noise_over_rounds
+from simulations.summaries.rows import PartitionReport, PlanReport
+
+
+def plan_report(recipe: Recipe) -> PlanReport:
+    """First round's plan of a recipe as plain values, with the cost of all rounds by both accountants.
+
+    Bundled data sets need not be present, because their published figures suffice for a plan.
+    """
+    return planned(Assembly(recipe, planned=True))
+
+
+def planned(assembly: Assembly) -> PlanReport:
+    """See `plan_report`."""
+    recipe = assembly.recipe
+    mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
+    plan = assembly.first_plan()
+    privacy = recipe.privacy
+    costs = mechanism.costs(layers, facts.rounds)
+    # Under local trust a client may be drawn in the dearest rounds.
+    releases = np.sort(costs)[-facts.releases :] / costs[0]
+    report: PlanReport = {
+        "recipe": recipe.name,
+        "mechanism": recipe.mechanism.name,
+        "variant": recipe.mechanism.variant,
+        "layers": layer_rows(plan),
+        "parameters": layers.size,
+        "bound": float(np.linalg.norm(plan.clip[plan.released], ord=2 if plan.family == "gaussian" else 1)),
+        "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
+        "noise_multiplier": facts.noise_multiplier,
+        "effective_multiplier": plan.effective_multiplier,
+        "rounds": recipe.federation.rounds,
+        "unit": recipe.unit,
+        "sampling": recipe.protects.words(assembly),
+        "delta": privacy.delta,
+        "epsilon_pld": _epsilon(plan, releases, privacy.delta, "pld"),
+        "epsilon_rdp": _epsilon(plan, releases, privacy.delta, "rdp"),
+        "guarantee": plan.guarantee.sentence(noise_reproducible=recipe.run.seed is not None),
+        "guarantee_status": plan.guarantee.status,
+        "noise_reproducible": recipe.run.seed is not None,
+    }
+    if assembly.stated:
+        report["stated"] = assembly.stated
+    readers = facts.noised_by.readers_epsilon(facts, facts.rounds)
+    if readers is not None:
+        report["shares"], report["readers_epsilon"] = facts.noised_by.planned(plan), readers
+    noise = noise_over_rounds(facts, plan.sigma, plan.layers.sizes, recipe.workload)
+    if noise is not None:
+        report["noise_process"], report["correlated"] = described(recipe), facts.noise is not None
+        report["noise_over_rounds"], report["error_of_the_model"] = noise.rows(), noise.means()
+    return report
+
+
+def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant: str) -> float:
+    """Cost of releases at the given costs relative to the first; `inf` if the accountant has no bound for them."""
+    if first.size == 0:
+        return 0.0  # nothing is released, so the model does not move and nothing ever will be
+    run = first.facts.run
+    if run is None or not first.protected:
+        events = [
+            (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
+            for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
+        ]
+    else:
+        events = run.events(first.facts.least_multiplier)
+    try:
+        return composed_epsilon(events, delta, accountant)
+    except PrivacyError:  # RDP: sampled Laplace noise
+        return math.inf
+
+
+def layer_rows(plan: ReleasePlan) -> list[LayerRow]:
+    """One row per layer, with sizes, bound, noise, share and SNR."""
+    columns = zip(
+        plan.layers.names, plan.layers.sizes, plan.clip, plan.sigma, plan.shares, plan.snr, plan.noise_norms,
+        plan.released, strict=True,
+    )  # fmt: skip
+    return [
+        {
+            "layer": name,
+            "size": int(size),
+            "clip": float(clip),
+            "sigma": float(sigma),
+            "share": float(share),
+            "snr": float(snr),
+            "noise_norm": float(noise),
+            "released": bool(released),
+        }
+        for name, size, clip, sigma, share, snr, noise, released in columns
+    ]
+
+
+def class_counts(assembly: Assembly) -> np.ndarray:
+    """Examples by client and class, int64 [clients, classes]; one column if the targets are not classes."""
+    found = assembly.dataset
+    if found.classes is None or found.train_y.ndim != 1:
+        return assembly.sizes[:, None]
+    return assembly.partition.label_histogram(found.train_y, found.classes)
+
+
+def partition_report(recipe: Recipe, picture: Path) -> PartitionReport:
+    """Label histogram of every client, drawn to `picture`."""
+    from fedlgm_lab.reports.figures import draw_partition
+
+    assembly = Assembly(recipe)
+    histogram = class_counts(assembly)
+    sizes = histogram.sum(axis=1)
+    draw_partition(histogram, f"{assembly.dataset.name}, {recipe.data.partition}", picture)
+    return {
+        "recipe": recipe.name,
+        "scheme": recipe.data.partition,
+        "clients": len(sizes),
+        "classes": histogram.shape[1],
+        "sizes": {
+            "min": int(sizes.min()),
+            "median": float(np.median(sizes)),
+            "max": int(sizes.max()),
+            "empty": int((sizes == 0).sum()),
+        },
+        "histogram": histogram.tolist(),
+        "picture": str(picture),
+    }

@@ -1,0 +1,78 @@
+"""Models without a gradient per example are refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedlgm.errors import ConfigError
+from fedlgm.planning.layers import LayerTable
+from fedlgm.training.example_level import clipped_sum
+
+
+def images(n, *shape):
+    return torch.randn(n, *shape), torch.randint(3, (n,))
+
+
+def tokens(n):
+    return torch.randint(11, (n, 7)), torch.randint(3, (n,))
+
+
+def refused(model, x, y, task=None):
+    with pytest.raises(ConfigError) as caught:
+        clipped_sum(model, x, y, clip=1.0, layers=LayerTable.from_module(model), task=task)
+    return str(caught.value)
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(x - x.mean(0))
+
+
+class Sideways(nn.Module):
+    """Rows are not examples: [n, T, d] is flattened to [n T, d]."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(x.flatten(0, 1)).view(len(x), -1, 3).mean(1)
+
+
+class Outside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.out.weight) + self.out(x)
+
+
+class Penalised:
+    def __init__(self, model):
+        self.model = model
+
+    def losses(self, outputs, y):
+        return outputs.square().sum(1) + self.model[0].weight.square().sum()
+
+
+def test_what_has_no_gradient_per_example_is_refused():
+    assert "to_groupnorm" in refused(
+        nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten()), *images(4, 2, 3, 3)
+    )
+    assert "first dimension" in refused(Sideways(), *images(4, 5, 4))
+    assert "outside the module" in refused(Outside(), *images(4, 4))
+    model = nn.Sequential(nn.Linear(4, 3))
+    assert "'0.weight' is used outside" in refused(model, *images(4, 4), task=Penalised(model))
+    assert "max_norm" in refused(nn.Sequential(nn.Embedding(11, 3, max_norm=1.0)), *tokens(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_does_not_keep_the_bounds(dtype):
+    """A gradient cut to a bound of 0.1 in bfloat16 was up to 0.9 % longer, and the sums round to its few digits."""
+    x, y = images(5, 30)
+    assert "must be float32 or float64" in refused(nn.Linear(30, 3).to(dtype), x.to(dtype), y)

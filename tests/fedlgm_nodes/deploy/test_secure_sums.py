@@ -1,0 +1,95 @@
+"""Real nodes under distributed trust: the page's commands, the simulation's model, and a service that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from patience import LIMIT_S
+
+from fedlgm_nodes.deploy import processes, submit
+from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.server_entry import REPORT
+from simulations import launch
+from simulations.config import recipe as recipes
+
+pytestmark = pytest.mark.slow
+PAGE = Path(__file__).parents[3] / "docs/how-to/distributed-trust.md"
+FEWER = {"--nodes 10": "--nodes 4 --test-seed 7", "clients=10": "clients=4", "threshold=7": "threshold=3"}
+CHANGED = (
+    "federation.clients=4", "distributed.threshold=3", "distributed.colluders=1", "federation.rounds=2",
+    "privacy.max_participations=2",
+)  # fmt: skip
+
+
+def test_the_pages_commands_give_the_simulations_model_and_a_killed_node_goes_on(tmp_path):
+    """As written, but for four nodes with known noise instead of ten with their own."""
+    (block,) = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    for written, here in FEWER.items():
+        assert written in block
+        block = block.replace(written, here)
+    *lines, down = block.strip().splitlines()
+    assert [line.split()[2] for line in (*lines, down)] == ["init", "up", "run", "down"]
+    lines[2] += " --json"
+    run = f'set -e\nfedlgm() {{ "{sys.executable}" -m simulations.cli "$@"; }}\n' + "\n".join(lines)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PAGE.parents[2]), os.environ.get("PYTHONPATH", "")])}
+    lab = tmp_path / "lab"
+    try:
+        done = subprocess.run(
+            ["bash", "-c", run], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=2 * LIMIT_S,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        result = json.loads(done.stdout[done.stdout.index('{"') :])
+        asked = recipes.load("distributed-digits", CHANGED)
+        simulated = launch.simulate(asked, engine="local", run_dir=tmp_path / "simulated")
+        for figure in ("model_sha256", "accuracy", "epsilon", "readers_epsilon", "rounds", "guarantee"):
+            assert result[figure] == simulated[figure]
+        a_killed_service_comes_back(DeploymentFolder.open(lab))
+    finally:
+        if lab.exists():
+            processes.down(DeploymentFolder.open(lab))
+
+
+def a_killed_service_comes_back(folder: DeploymentFolder) -> None:
+    """`kill -9` in the middle of a round: the service is started again, and is in the sum or counted as lost."""
+    asked = recipes.load(
+        "distributed-digits", [*CHANGED, "privacy.epsilon=0.5", f"deployment.offline_seconds={LIMIT_S}"]
+    )
+    for i in range(4):
+        policy = folder.node(f"node{i}").service.policy_file
+        policy.write_text(policy.read_text().replace("epsilon = 8.0", "epsilon = 9.0"))
+    processes.down(folder)
+    processes.up(folder)
+    pid, log = processes._recorded(folder)["node1-service"][0], folder.logs / "node1-service.log"
+    before = log.stat().st_size
+
+    def kill() -> None:
+        """Once the node has sent its vector of the first round."""
+        while b"new release" not in log.read_bytes()[before:]:
+            stop.wait(0.02)
+            if stop.is_set():
+                return
+        os.kill(pid, signal.SIGKILL)
+        processes.up(folder)
+
+    stop, killer = threading.Event(), threading.Thread(target=kill)
+    killer.start()
+    try:
+        result = submit.run(folder, asked)
+    finally:
+        stop.set()
+        killer.join()
+    assert result["rounds"] == 2
+    for line in (Path(result["run"]) / "private" / REPORT).read_text().splitlines():
+        assert json.loads(line)["answered"] == [f"node{i}" for i in range(4)]
+    for i in range(4):
+        with folder.node(f"node{i}").service.ledger(readonly=True) as ledger:
+            assert [row.round for row in ledger.rows()] == [1, 2, 1, 2]
