@@ -33,10 +33,10 @@ from fedlgm import data, mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation, within
-from fedlgm.mechanisms.allocation import shares, spread
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
 from fedlgm.planning import clipping
+from fedlgm.planning.allocation import shares, spread
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan

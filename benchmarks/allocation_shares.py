@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.pages import put, table
-from fedlgm.mechanisms import allocation
+from fedlgm.planning import allocation
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 KEPT = RESULTS / "allocation-shares.json"

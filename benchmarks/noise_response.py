@@ -30,10 +30,10 @@ from benchmarks import noise_and_split
 from benchmarks.kept import CHANGE, Kept, Row, Search, change
 from benchmarks.noise_and_split import MLP, NOISES, PAGE
 from benchmarks.pages import show, spread, table
-from fedlgm.mechanisms import Mechanism, allocation
+from fedlgm.mechanisms import Mechanism
 from fedlgm.noise import correlation
 from fedlgm.noise.correlation import Correlation
-from fedlgm.planning import clipping
+from fedlgm.planning import allocation, clipping
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan

@@ -15,8 +15,8 @@ from fedlgm.aggregation.contributions import AnsweredUpdates, Updates, unbounded
 from fedlgm.extension.loader import named_arguments
 from fedlgm.extension.separation import Restored, fresh
 from fedlgm.mechanisms import Mechanism
-from fedlgm.mechanisms.filling import filled_row
 from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.filling import filled_row
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.queries import CutVote

@@ -9,6 +9,9 @@ Names load when they are first used, so `import fedlgm` takes almost no time.
 
 import lazy_loader
 
+from fedlgm import moved
+
 __version__ = "0.1.0"
 
+moved.install()
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+PACKAGES = ("fedlgm", "clients", "strategies", "simulations", "fedlgm_nodes", "fedlgm_lab")
+"""This library's top-level packages."""
+
 
 def refuse_shadowed_packages() -> None:
     """Refuse to continue if a user's folder or module shadows one of this library's packages.
@@ -19,7 +22,7 @@ def refuse_shadowed_packages() -> None:
         >>> refuse_shadowed_packages()
     """
     here = Path(__file__).resolve().parents[1]
-    for name in ("clients", "strategies", "simulations"):
+    for name in PACKAGES[1:4]:
         spec = find_spec(name)
         found = Path(spec.origin) if spec is not None and spec.origin else None
         if found is not None and found.resolve().parents[1] != here:

@@ -99,3 +99,13 @@ def in_a_simulation(population: int) -> str:
         f"; in a simulation: --federation-config num-supernodes={population}, or for the app of a recipe "
         'nodes="workers" in --run-config'
     )
+
+
+def printable(text: str, longest: int) -> str:
+    """Untrusted text for a log or a terminal: one short line, with "?" for characters that are not printable.
+
+    Example:
+        >>> printable("gone" + chr(10) + "round 9: all is well" + chr(27), 30)
+        'gone?round 9: all is well?'
+    """
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:longest])

@@ -31,7 +31,8 @@ from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.trust import hides_answers
 from fedlgm.privacy.guarantee import Trust
 from fedlgm.training.models.weights import digest_of_file
-from fedlgm_nodes.protocol.messages import PROTOCOL, Name, printable, public_key
+from fedlgm.wire import printable
+from fedlgm_nodes.protocol.messages import PROTOCOL, Name, public_key
 
 _ROUNDING = 1 + 1e-6
 _LARGEST_SCALE = 2.0**100  # of noise; beyond it float64 sums overflow

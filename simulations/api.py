@@ -19,7 +19,7 @@ from fedlgm.training import inputs, models
 from fedlgm.training.devices import plain_defaults
 from fedlgm.training.tasks.own_figures import Evaluate
 from fedlgm.training.tasks.set_metrics import Metric
-from simulations import launch
+from simulations import launch, tools
 from simulations.arguments import apart, correlated, recipe_of, refuse_unknown, require_callback
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
@@ -35,7 +35,6 @@ from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from fedlgm_lab.audits import AuditResult
     from simulations.summaries.rows import Exported
 
 
@@ -201,12 +200,10 @@ class RunResult(Figures):
         Args:
             private: write `private/report.html` instead, which also shows figures that no noise protects.
         """
-        from fedlgm_lab.reports.report import write_report
-
-        return Path(write_report(self.folder, private)["report"])
+        return Path(tools.write_report(self.folder, private)["report"])
 
     @plain_defaults()
-    def audit(self, **options: Any) -> AuditResult:
+    def audit(self, **options: Any) -> Any:
         """Audit the run: a lower bound on its leakage, from its canaries or from its noise, drawn again from its seed.
 
         Example:
@@ -224,10 +221,7 @@ class RunResult(Figures):
             ConfigError: an option is outside its range.
             RunError: the run has neither canaries nor a seed; the message says what to run again.
         """
-        from fedlgm_lab.audits import Audit
-        from fedlgm_lab.audits.runs.targets import audit_run
-
-        return audit_run(self.folder, Audit(**options), own=self._assembly.own)
+        return tools.audit_run(self.folder, tools.Audit(**options), own=self._assembly.own)
 
     def layers(self) -> list[LayerRow]:
         """One row per layer of the last release: size, bound, noise, share, SNR."""
@@ -246,10 +240,8 @@ class RunResult(Figures):
 
     def _repr_html_(self) -> str:
         """Notebook view: summary, guarantee, layers, curves."""
-        from fedlgm_lab.reports.notebook import summary_html
-
         correlated = self._assembly.facts.noise is not None
-        return summary_html(self, self.history, self.layers(), correlated=correlated)
+        return tools.summary_html(self, self.history, self.layers(), correlated=correlated)
 
 
 @named_arguments

@@ -10,14 +10,7 @@ from typing import Annotated, Any
 import typer
 from click import Argument, Context, NoSuchOption, UsageError
 
-from fedlgm_lab.applications import command as application_command
-from fedlgm_lab.attacks.runs import command as attack_command
-from fedlgm_lab.audits.runs.command import audit
-from fedlgm_lab.recommend.command import recommend
-from fedlgm_lab.risk.command import risk
-from fedlgm_lab.studies.command import study
-from fedlgm_lab.tune.command import tune
-from fedlgm_nodes.deploy import commands, node_commands
+from simulations import tools
 from simulations.ending import ending, interrupted
 from simulations.shell import (
     Commands,
@@ -73,7 +66,7 @@ class _Commands(Commands):
 
 # Panels of `fedlgm --help`, each with its commands in the order in which they are registered here.
 _TRAIN, _PLAN, _READ = "Train and compare", "Plan, without training on private data", "Read a run"
-_TEST, _MACHINE, _NODES = "Measure what leaks", "Check the installation", "Real nodes"
+_MACHINE = "Check the installation"
 
 app = typer.Typer(
     cls=_Commands,
@@ -102,12 +95,6 @@ VersionOption = Annotated[
 @app.callback()
 def _options(version: VersionOption = False) -> None:
     pass
-
-
-app.add_typer(application_command.app, name="apply", rich_help_panel=_TRAIN)
-app.add_typer(node_commands.app, name="node", rich_help_panel=_NODES)
-app.add_typer(commands.app, name="deploy", rich_help_panel=_NODES)
-app.add_typer(attack_command.app, name="attack", rich_help_panel=_TEST)
 
 
 @app.command(rich_help_panel=_TRAIN)
@@ -165,50 +152,6 @@ def simulate(
 
 
 @app.command(rich_help_panel=_TRAIN)
-def compare(
-    recipe: RecipeArgument = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Mechanisms, separated by commas: NAME, NAME:VARIANT or package.module:Class. The first is the "
-            "reference. Default: the recipe's own, uniform and gaussian (example-level recipes: dp-sgd and auto-s)."
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 3,
-    epsilons: Annotated[list[float] | None, typer.Option("--epsilon", help="Budget; repeatable.")] = None,
-    partitions: Annotated[list[str] | None, typer.Option("--partition", help="Partition scheme; repeatable.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="[METHOD/]section.key=value; repeatable.")
-    ] = None,
-    engine: Annotated[str, typer.Option(help="local, processes, ray, flower or auto.")] = "local",
-    attacks: Annotated[
-        str | None,
-        typer.Option(help="Attack every run: membership, inversion, gan:CLASS[:CLASS...], separated by commas."),
-    ] = None,
-    inception: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With gan: add Inception distances, with torch-fidelity's weights in FILE."),
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, each in its own process.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Compare accuracy, noise and privacy of several mechanisms; reuses finished runs."""
-    from fedlgm_lab.studies import command as studying
-    from simulations import engines
-
-    engines.get(engine)
-    names = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
-    values = (seeds, overrides or (), epsilons or (), partitions or ())
-    shown = studying.compare(recipe, names, *values, engine, workers, attacks, inception, out, as_json)
-    print_json(shown) if as_json else console.print(shown)
-
-
-app.command(rich_help_panel=_TRAIN)(study)
-app.command(rich_help_panel=_TRAIN)(tune)
-
-
-@app.command(rich_help_panel=_TRAIN)
 def pretrain(
     recipe: NamedRecipeArgument = "text-adapters",
     text: Annotated[
@@ -248,21 +191,17 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a recipe would release, layer by layer, without training."""
-    from fedlgm_lab.recommend import sweep as sweeping
     from simulations.summaries import planning
     from simulations.summaries import terminal as display
 
     if sweep:
-        show(sweeping.sweep_report(recipe, overrides or (), public), sweeping.sweep_table, as_json)
+        show(tools.sweep_report(recipe, overrides or (), public), tools.sweep_table, as_json)
     elif public is not None:
         from fedlgm.errors import ConfigError
 
         raise ConfigError("--public is for --sweep: a single plan reads no data")
     else:
         show(planning.plan_report(_recipe(recipe, overrides)), display.plan_table, as_json)
-
-
-app.command(rich_help_panel=_PLAN)(recommend)
 
 
 @app.command(rich_help_panel=_PLAN)
@@ -300,37 +239,6 @@ def calibrate(
         console.print(
             f"{steps} releases, sampling rate {sampling_rate:g}, {relation}, {accountant} accountant", style="dim"
         )
-
-
-@app.command(rich_help_panel=_PLAN)
-def partition(
-    recipe: RecipeArgument = None,
-    overrides: SetOption = None,
-    out: Annotated[Path, typer.Option(help="PNG to write.")] = Path("partition.png"),
-    as_json: JsonOption = False,
-) -> None:
-    """Show the label histogram of every client, as a picture and a table."""
-    from simulations.summaries import planning
-    from simulations.summaries import terminal as display
-
-    report = planning.partition_report(_recipe(recipe, overrides), out)
-    show(report, display.partition_table, as_json)
-
-
-@app.command(rich_help_panel=_READ)
-def report(
-    run: RunArgument,
-    private: Annotated[
-        bool, typer.Option("--private", help="Write private/report.html instead, with figures for the operator only.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Write a run's report.html and print its summary."""
-    from fedlgm_lab.reports import report as reporting
-    from simulations.summaries import terminal as display
-
-    summary = reporting.write_report(run, private)
-    show(summary, display.summary, as_json)
 
 
 @app.command(rich_help_panel=_READ)
@@ -381,8 +289,7 @@ def ledger(
 ) -> None:
     """Show the charged and claimed cost of a run, release by release. Exit status 2 if the ledger was changed."""
     from fedlgm.errors import ConfigError
-    from fedlgm_lab.reports import report as reporting
-    from simulations.summaries import bare_ledger
+    from simulations.summaries import bare_ledger, ledgers
     from simulations.summaries import terminal as display
 
     if run.is_file():
@@ -390,12 +297,8 @@ def ledger(
         return
     if delta is not None:
         raise ConfigError(f"--delta is for a ledger file: the recipe of the run {run} states its delta")
-    summary = reporting.ledger_report(run)
+    summary = ledgers.ledger_report(run)
     show(summary, display.ledger_table, as_json)
-
-
-app.command(rich_help_panel=_TEST)(audit)
-app.command(rich_help_panel=_TEST)(risk)
 
 
 @app.command(rich_help_panel=_MACHINE)
@@ -415,6 +318,9 @@ def _recipe(recipe: str | None, overrides: list[str] | None, rounds: int | None 
     extra += [f"federation.rounds={rounds}"] if rounds is not None else []
     extra += [f"run.seed={seed}"] if seed is not None else []
     return recipes.load(recipe, extra)
+
+
+tools.add_commands(app)
 
 
 def main() -> None:

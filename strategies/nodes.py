@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedlgm import wire
 from fedlgm.errors import Notice, RunError
 from fedlgm.extension.loader import named_arguments
-from fedlgm_nodes.protocol.messages import printable
+from fedlgm.wire import printable
 from strategies.messages import message_to
 
 Addresses = list[tuple[int | None, list[int]]]

@@ -19,7 +19,7 @@ from fedlgm.errors import FedlgmError, PrivacyError, RunError
 from fedlgm.extension.loader import named_arguments
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.upload_caps import upload_caps
-from fedlgm_nodes.protocol.messages import printable
+from fedlgm.wire import printable
 
 _ROUNDING = 1 + 1e-9
 _LONGEST_REASON = 500

@@ -22,6 +22,7 @@ import pytest
 import torch
 import typer.main
 import typer.testing
+from command_line import _finished_once, finished, one_ray, run  # noqa: F401
 from federations import Federation, GivenUpdates, GivenVotes, tiny_values
 from flwr.clientapp import ClientApp
 from torch import Tensor
@@ -30,10 +31,10 @@ from clients import AnyClient, ClientData, LayerwiseClient, OneClient
 from clients.cut_vote import VotingWork
 from fedlgm import mechanisms
 from fedlgm.errors import LedgerError
-from fedlgm.mechanisms import allocation
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise.correlation import strategies
 from fedlgm.noise.keys import KeyRing
+from fedlgm.planning import allocation
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import RunFacts, Sampling
 from fedlgm.planning.transcript import Transcript
@@ -65,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONG = (
-    "simulations/deploy/test_deployment.py", "test_notebooks.py", "test_packaging.py",
+    "fedlgm_nodes/deploy/test_deployment.py", "test_notebooks.py", "test_packaging.py",
     "simulations/test_huggingface.py", "simulations/engines/test_engines.py", "simulations/test_command_faults.py",
 )  # fmt: skip
 """The longest files; last, one worker would run them while the other has nothing left to do."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm import Guarantee, Mechanism, ReleasePlan
-from fedlgm.mechanisms import allocation
+from fedlgm.planning import allocation
 
 
 @dataclass(frozen=True)

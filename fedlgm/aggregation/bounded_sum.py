@@ -13,8 +13,8 @@ from torch import Tensor
 from fedlgm.aggregation.contributions import Updates, answered, bounded
 from fedlgm.errors import PrivacyError
 from fedlgm.extension.loader import named_arguments
-from fedlgm.mechanisms.filling import filled_row
 from fedlgm.planning.clipping import LEAST_CLIP
+from fedlgm.planning.filling import filled_row
 from fedlgm.planning.layers import SAFETY
 from fedlgm.planning.plan import ReleasePlan
 

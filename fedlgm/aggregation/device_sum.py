@@ -10,7 +10,7 @@ from fedlgm.aggregation import kernels
 from fedlgm.aggregation.bounded_sum import BoundedSum, bound_each
 from fedlgm.aggregation.contributions import Updates, answered
 from fedlgm.extension.loader import named_arguments
-from fedlgm.mechanisms.filling import filled
+from fedlgm.planning.filling import filled
 from fedlgm.planning.plan import ReleasePlan
 
 
@@ -70,7 +70,7 @@ class DeviceSum(BoundedSum):
         kernels.clip_scale_sum(rows, self._parts, factors, self.total, backend=self._backend)
 
     def _filled(self, rows: Tensor) -> Tensor:
-        """The rows with their parts levelled, see `fedlgm.mechanisms.filling`."""
+        """The rows with their parts levelled, see `fedlgm.planning.filling`."""
         plan = self.plan
         ends = torch.tensor([0, *np.cumsum(plan.fills)], dtype=torch.int64)
         bounds = self._clip.expand(len(plan.fills)).contiguous()

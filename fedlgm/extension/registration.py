@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension.annotations import with_article
+from fedlgm.package_conflicts import PACKAGES
 
 F = TypeVar("F", bound=Callable[..., Any])
 Call = tuple[str, str, Mapping[str, Any]]
 """One registration: module and name of the function, and its arguments."""
 
-_OURS = ("fedlgm", "clients", "strategies", "simulations")
 _calls: dict[tuple[str, str], Call] = {}
 _repeating: ContextVar[bool] = ContextVar("repeating", default=False)
 
@@ -72,7 +72,7 @@ def repeat(calls: Iterable[Call]) -> None:
 
 def _is_users(value: Any) -> bool:
     """Whether a registered object was defined outside these packages; names and None were not."""
-    return not isinstance(value, str | None) and _module(value).partition(".")[0] not in _OURS
+    return not isinstance(value, str | None) and _module(value).partition(".")[0] not in PACKAGES
 
 
 def _module(value: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_reference, load_object, named, named_arguments
 from fedlgm.extension.registration import enter, registers
-from fedlgm.mechanisms import allocation, group_noise
+from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
 from fedlgm.mechanisms.alternate import Alternate
@@ -35,6 +35,7 @@ from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.mechanisms.voted_filling import VotedFilling
 from fedlgm.mechanisms.water_filling import WaterFilling
+from fedlgm.planning import allocation
 from fedlgm.privacy.guarantee import Unit
 
 _PAPERS = {

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_fraction
-from fedlgm.mechanisms.allocation import spread
 from fedlgm.mechanisms.base import Bounded
 from fedlgm.planning import clipping
+from fedlgm.planning.allocation import spread
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
@@ -41,7 +41,7 @@ class AdaptiveAllocation(Bounded):
     costs accuracy. Noise enlarges weights without a runaway effect: if the layers held only noise, the target would be
     the present split.
 
-    Neighbouring relation, unit and trust are the run's, as for every rule of `fedlgm.mechanisms.allocation`.
+    Neighbouring relation, unit and trust are the run's, as for every rule of `fedlgm.planning.allocation`.
 
     Attributes:
         bound: l2 bound S > 0 of one client's update.

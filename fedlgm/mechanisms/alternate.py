@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm.errors import ConfigError
-from fedlgm.mechanisms.allocation import shares
 from fedlgm.mechanisms.base import Bounded, released_scales
+from fedlgm.planning.allocation import shares
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import Layer, LayerTable, factor_of
 from fedlgm.planning.plan import ReleasePlan
@@ -31,7 +31,7 @@ class Alternate(Bounded):
 
     Attributes:
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
-        rule: allocation rule of the noise, see `fedlgm.mechanisms.allocation.names`.
+        rule: allocation rule of the noise, see `fedlgm.planning.allocation.names`.
 
     Raises:
         ConfigError: the rule is unknown; in `plan`, a layer mixes both factors.

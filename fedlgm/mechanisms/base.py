@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedlgm.errors import ConfigError, check_positive
 from fedlgm.extension.loader import users_code
-from fedlgm.mechanisms.allocation import shares, spread
+from fedlgm.planning.allocation import shares, spread
 from fedlgm.planning.clipping import Scaling, eq_clip
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
@@ -265,7 +265,7 @@ def require_mechanism(found: Any) -> Mechanism:
 
 def rule_hint(found: object) -> str:
     """The end of a message about something that is no mechanism: where to register it, if it may be a rule."""
-    return "; fedlgm.mechanisms.allocation.register gives an allocation rule a name" if inspect.isfunction(found) else ""
+    return "; fedlgm.planning.allocation.register gives an allocation rule a name" if inspect.isfunction(found) else ""
 
 
 def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
@@ -318,7 +318,7 @@ def released_scales(
     """Bounds and noise of a release of n layers, float64 [K] each; each released layer has bound S / sqrt(n).
 
     Args:
-        rule: allocation rule of the noise, see `fedlgm.mechanisms.allocation.names`.
+        rule: allocation rule of the noise, see `fedlgm.planning.allocation.names`.
         bound: l2 bound S of all layers together.
         layers: the model's layers.
         released: released layers, bool [K].

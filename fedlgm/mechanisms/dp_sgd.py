@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_known
-from fedlgm.mechanisms.allocation import names as allocations
 from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip, published
+from fedlgm.planning.allocation import names as allocations
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
@@ -82,7 +82,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
     Attributes:
         bound: l2 bound C of one example's contribution.
         style: "flat" (the whole gradient is clipped) or "per-layer" (every layer to its own bound).
-        allocation: for "per-layer", the rule that spreads the noise over the layers (see `fedlgm.mechanisms.allocation`).
+        allocation: for "per-layer", the rule that spreads the noise over the layers (see `fedlgm.planning.allocation`).
         clip: for "per-layer", the rule that spreads C over the layers. This and the following options are those of
             `LayerwiseGaussian`, with examples instead of clients.
     """

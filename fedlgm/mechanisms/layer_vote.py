@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_share
-from fedlgm.mechanisms.allocation import shares
 from fedlgm.mechanisms.base import Bounded, released_scales
+from fedlgm.planning.allocation import shares
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable, factor_of
 from fedlgm.planning.plan import ReleasePlan
@@ -36,7 +36,7 @@ class VotedLayers(Bounded):
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
         winners: number of layers that win, at least 1.
         share: share of the first round's budget for the vote, in (0, 1).
-        rule: allocation rule of the noise, see `fedlgm.mechanisms.allocation.names`.
+        rule: allocation rule of the noise, see `fedlgm.planning.allocation.names`.
 
     Raises:
         ConfigError: an option is outside its range or the rule is unknown; in `plan`, there are fewer candidates than

@@ -15,7 +15,6 @@ import numpy as np
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError, check_fraction, check_positive, check_share
-from fedlgm.mechanisms.allocation import shares, spread
 from fedlgm.mechanisms.base import (
     Bounded,
     Mechanism,
@@ -25,6 +24,7 @@ from fedlgm.mechanisms.base import (
     one_per_layer,
 )
 from fedlgm.planning import clipping
+from fedlgm.planning.allocation import shares, spread
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan, UnprotectedPlan

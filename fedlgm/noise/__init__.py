@@ -1,1 +1,5 @@
 """Noise: keys, draws, correlation over rounds, and the only place that adds noise to a sum."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

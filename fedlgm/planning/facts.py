@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedlgm.errors import ConfigError, check_count, check_known, check_positive, check_rate
 from fedlgm.extension.loader import named_arguments, sealed
-from fedlgm.mechanisms.allocation import floor_digits
 from fedlgm.planning import run_rules
+from fedlgm.planning.allocation import floor_digits
 from fedlgm.planning.charging import OneMechanism, Process
 from fedlgm.planning.distributed_trust import Shares
 from fedlgm.planning.run_rules import Settings

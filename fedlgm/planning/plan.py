@@ -24,9 +24,9 @@ from fedlgm import privacy
 from fedlgm.aggregation.contributions import BoundedBy
 from fedlgm.errors import ConfigError, PrivacyError, check_known
 from fedlgm.extension.loader import named_arguments
-from fedlgm.mechanisms.allocation import effective_multiplier, floor_digits
 from fedlgm.noise.draws import Family
 from fedlgm.planning import plan_text, queries
+from fedlgm.planning.allocation import effective_multiplier, floor_digits
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.queries import NoisyQuery
@@ -87,7 +87,7 @@ class ReleasePlan:
         position: number of earlier rounds, in runs whose rounds are not charged one by one; see `Method.plan`.
         notes: public figures that explain the plan, by name, each [K]; they are logged, and clients do not get them.
         freezes: whether clients leave layers that are not released untrained. The proof does not depend on it.
-        fills: sizes of the parts of an update that `fedlgm.mechanisms.filling` levels before the bound of the only layer
+        fills: sizes of the parts of an update that `fedlgm.planning.filling` levels before the bound of the only layer
             applies; empty for none. The proof does not depend on them.
 
     Raises:

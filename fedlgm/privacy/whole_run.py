@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedlgm.errors import PrivacyError
-from fedlgm.mechanisms.allocation import floor_digits
 from fedlgm.noise import correlation
 from fedlgm.noise.correlation import Correlation
+from fedlgm.planning.allocation import floor_digits
 from fedlgm.privacy import accounting
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation

@@ -1,27 +1,5 @@
-"""Local training of clients."""
+"""Local training of clients, with its models, tasks and training of single examples."""
 
-from fedlgm.training.base import ClientTask, LocalTraining, Trainer
-from fedlgm.training.choice import fastest
-from fedlgm.training.fedprox import FedProx, VectorizedFedProx
-from fedlgm.training.mixed import MixedPrecisionTrainer
-from fedlgm.training.native import NativeTrainer, instruction_set
-from fedlgm.training.optimizers import FlatOptimizer
-from fedlgm.training.scheduled import ScheduledTrainer
-from fedlgm.training.sequential import SequentialTrainer
-from fedlgm.training.vectorized import VectorizedTrainer
+import lazy_loader
 
-__all__ = [
-    "ClientTask",
-    "FedProx",
-    "FlatOptimizer",
-    "LocalTraining",
-    "MixedPrecisionTrainer",
-    "NativeTrainer",
-    "ScheduledTrainer",
-    "SequentialTrainer",
-    "Trainer",
-    "VectorizedFedProx",
-    "VectorizedTrainer",
-    "fastest",
-    "instruction_set",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -16,7 +16,7 @@ from fedlgm_lab.applications import pca
 from simulations.config.overrides import Overrides, settings
 from simulations.config.sections import Count, Section, Seed
 
-_BUNDLED = Path(__file__).parents[1] / "recipes" / "applications"
+_BUNDLED = Path(__file__).parent / "recipes"
 
 
 class Settings(Section):

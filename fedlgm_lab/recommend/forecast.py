@@ -16,9 +16,10 @@ from fedlgm import data, mechanisms
 from fedlgm.aggregation.bounded_sum import bound_update
 from fedlgm.aggregation.contributions import unbounded
 from fedlgm.errors import ConfigError, FedlgmError
-from fedlgm.mechanisms import Mechanism, allocation
+from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning import allocation
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.transcript import Transcript

@@ -16,8 +16,9 @@ from fedlgm import mechanisms
 from fedlgm.data import DataSet
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import named_arguments
-from fedlgm.mechanisms import BoundsExamples, allocation
+from fedlgm.mechanisms import BoundsExamples
 from fedlgm.mechanisms.method import Method
+from fedlgm.planning import allocation
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan

@@ -12,16 +12,13 @@ import numpy as np
 from fedlgm import data as data_sets
 from fedlgm.errors import FedlgmError, RunError
 from fedlgm.files import PRIVATE, PUBLIC, write_durably
-from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.reports import page
 from fedlgm_lab.reports.pictures import division, heat_map, layer_columns, over_rounds, per_layer
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
-from simulations.runs.stopping import note_on_epsilon
-from simulations.summaries.charges import client_rows, event_groups, how_to_read
+from simulations.summaries.ledgers import checked_ledger_report
 from simulations.summaries.planning import class_counts
 from simulations.summaries.rounds import described, noise_over_rounds, stored_sigma
-from simulations.summaries.rows import LedgerReport
 from simulations.summaries.terminal import OF_Z, number
 
 _LONGEST = 12  # kinds of charges, or rounds with failures, that a page lists
@@ -45,7 +42,7 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
     """
     folder = RunFolder.open(run)
     result, rows = folder.finished(), folder.rows(private=private)
-    ledger = _ledger_report(folder)
+    ledger = checked_ledger_report(folder)
     sections = [
         page.figure_list(page.key_figures(result)),
         _rounds(result, rows),
@@ -288,38 +285,3 @@ def _write(target: Path, text: str, private: bool) -> None:
         write_durably(target, text.encode(), PRIVATE if private else PUBLIC, shared=True)
     except OSError as error:
         raise RunError(f"cannot write {target}: {error}") from error
-
-
-def ledger_report(run: Path) -> LedgerReport:
-    """Charges of a run, grouped by event, with the accountant's and the claimed totals, after checking the ledger.
-
-    Raises:
-        LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own hashes.
-    """
-    folder = RunFolder.open(run)
-    folder.verify()
-    return _ledger_report(folder)
-
-
-def _ledger_report(folder: RunFolder) -> LedgerReport:
-    """See `ledger_report`; for a run whose ledger has been checked."""
-    recipe = folder.recipe()
-    privacy = recipe.privacy
-    with Ledger(folder.ledger_file) as ledger:
-        head = ledger.head()
-        groups = event_groups(ledger, recipe.unit)
-        return {
-            "run": str(folder.path),
-            "ledger_head": str(head),
-            "anchors": len(folder.anchors()),
-            "guarantee": folder.guarantee() if groups else "",
-            "noise_reproducible": recipe.run.seed is not None,
-            "events": groups,
-            "notes": [*how_to_read(recipe, groups), *note_on_epsilon(recipe, ledger.rounds())],
-            "epsilon": ledger.epsilon(privacy.delta, privacy.accountant),
-            "claimed_epsilon": ledger.claimed_epsilon(privacy.delta, privacy.accountant),
-            "delta": privacy.delta,
-            "budget": privacy.epsilon,
-            "accountant": privacy.accountant,
-            "clients": client_rows(ledger, privacy.delta, privacy.accountant),
-        }

@@ -39,7 +39,7 @@ from simulations.config.grids import parsed
 from simulations.config.overrides import settings
 from simulations.config.sections import Label
 
-BUNDLED = Path(__file__).parent
+BUNDLED = Path(__file__).parent / "bundled"
 _ELSEWHERE = "elsewhere"
 _DEEPEST = 5
 _IN_REPOSITORY = " (in the folder of fedlgm's repository)"  # elsewhere Python finds other packages of this name

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
-from fedlgm_nodes.protocol.messages import printable
+from fedlgm.wire import printable
 from simulations.shell import Commands, JsonOption, NewFolderArgument, TestSeedOption, print_json
 from simulations.tables import table
 

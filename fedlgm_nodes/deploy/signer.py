@@ -24,12 +24,13 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedlgm.errors import FedlgmError, RunError, first_problem
+from fedlgm.wire import printable
 from fedlgm_nodes.deploy.layout import SignerFolder
 from fedlgm_nodes.deploy.registration import Registration, registered
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.frames import FrameError
-from fedlgm_nodes.protocol.messages import Question, printable
+from fedlgm_nodes.protocol.messages import Question
 from fedlgm_nodes.secagg.steps import NO_MODEL
 from fedlgm_nodes.service.ending import on_order_to_stop
 

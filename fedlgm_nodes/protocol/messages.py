@@ -59,16 +59,6 @@ def pause_after(silence: float, shortest: float, longest: float, share: float = 
     return min(max(share * silence, shortest), longest)
 
 
-def printable(text: str, longest: int) -> str:
-    """Untrusted text for a log or a terminal: one short line, with "?" for characters that are not printable.
-
-    Example:
-        >>> printable("gone" + chr(10) + "round 9: all is well" + chr(27), 30)
-        'gone?round 9: all is well?'
-    """
-    return "".join(sign if sign.isprintable() else "?" for sign in text[:longest])
-
-
 def canonical(value: Any) -> str:
     """JSON text that is the same for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

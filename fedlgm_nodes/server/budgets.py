@@ -11,8 +11,8 @@ from typing import Any
 from flwr.app import Message
 
 from fedlgm.errors import ConfigError
+from fedlgm.wire import printable
 from fedlgm_nodes.protocol import messages as protocol
-from fedlgm_nodes.protocol.messages import printable
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.greetings import Greetings
 from fedlgm_nodes.server.link import NodeLink, content_of, header_of

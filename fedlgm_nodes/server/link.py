@@ -12,9 +12,9 @@ from flwr.serverapp import Grid
 
 from fedlgm import wire
 from fedlgm.errors import RunError
+from fedlgm.wire import printable
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol.frames import HEADER, MASK
-from fedlgm_nodes.protocol.messages import printable
 from fedlgm_nodes.server.enrolment import Enrolment, key_digest
 from fedlgm_nodes.server.round import Asked
 from strategies.messages import message_to

@@ -10,8 +10,9 @@ from typing import Any
 from flwr.app import Message
 
 from fedlgm.errors import RunError
+from fedlgm.wire import printable
 from fedlgm_nodes.protocol import messages as protocol
-from fedlgm_nodes.protocol.messages import LASTING, TRANSIENT, printable
+from fedlgm_nodes.protocol.messages import LASTING, TRANSIENT
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.greetings import Greetings
 from fedlgm_nodes.server.link import NodeLink, body_of, header_of

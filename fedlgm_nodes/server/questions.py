@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm.errors import RunError
+from fedlgm.wire import printable
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
-from fedlgm_nodes.protocol.messages import Question, printable
+from fedlgm_nodes.protocol.messages import Question
 
 _PATIENCE_S = 60.0
 

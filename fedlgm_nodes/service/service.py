@@ -21,6 +21,7 @@ from typing import Any
 from fedlgm import privacy
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.files import write_durably
+from fedlgm.wire import printable
 from fedlgm_nodes.policy import Refusal
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol import messages as protocol
@@ -121,7 +122,7 @@ class Service:
             raise Refusal("unsigned", "this node answers only its enrolled server, which has not signed this question")
         if limits.runs and ask.run not in limits.runs:
             raise Refusal(
-                "run", f"the run {protocol.printable(ask.run, 80)!r} is not one in which this node takes part"
+                "run", f"the run {printable(ask.run, 80)!r} is not one in which this node takes part"
             )
         self._check_expectation(ask.expect)
         try:
@@ -242,7 +243,7 @@ class Service:
         """The signed answer with a release's numbers."""
         _log.info(
             "round %d of run %r: %s release %d, epsilon %.4g of %g spent",
-            ask.round, protocol.printable(ask.run, 80), "again" if replayed else "new", row.seq,
+            ask.round, printable(ask.run, 80), "again" if replayed else "new", row.seq,
             self._account.spent(), self.policy.privacy.epsilon,
         )  # fmt: skip
         position = self._position()

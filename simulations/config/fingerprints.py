@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from fedlgm.extension.loader import package_of
+from fedlgm.package_conflicts import PACKAGES
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_KNOWN = {"abc", "builtins", "clients", "fedlgm", "flwr", "simulations", "strategies", "torch", "typing"}
+_KNOWN = {*PACKAGES, "abc", "builtins", "flwr", "torch", "typing"}
 """Packages whose classes are only named, because a run's provenance holds their versions."""
 
 

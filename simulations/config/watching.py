@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from fedlgm.extension.loader import load_object
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import ReleaseObserver
 from fedlgm.planning.plan import ReleasePlan
+from simulations import tools
 
 if TYPE_CHECKING:
     from simulations.config.assembly import Assembly
     from simulations.runs.folder import RunFolder
     from simulations.runs.rows import RunSummary
-
-_CANARIES = "fedlgm_lab.audits.runs.canaries:RunAudit"  # imported on use: its statistics take a tenth of a start
 
 
 class Watch(Protocol):
@@ -51,5 +49,5 @@ def watch_of(assembly: Assembly) -> Watch | None:
     """The run's audit by canaries, if its recipe has one."""
     if not assembly.recipe.run.audit:
         return None
-    found: Watch = load_object(_CANARIES, "run.audit")()
-    return found
+    watch: Watch = tools.RunAudit()
+    return watch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import LayerRow
 from simulations.summaries.rounds import described, noise_over_rounds
-from simulations.summaries.rows import PartitionReport, PlanReport
+from simulations.summaries.rows import PlanReport
 
 
 def plan_report(recipe: Recipe) -> PlanReport:
@@ -112,27 +111,3 @@ def class_counts(assembly: Assembly) -> np.ndarray:
     if found.classes is None or found.train_y.ndim != 1:
         return assembly.sizes[:, None]
     return assembly.partition.label_histogram(found.train_y, found.classes)
-
-
-def partition_report(recipe: Recipe, picture: Path) -> PartitionReport:
-    """Label histogram of every client, drawn to `picture`."""
-    from fedlgm_lab.reports.figures import draw_partition
-
-    assembly = Assembly(recipe)
-    histogram = class_counts(assembly)
-    sizes = histogram.sum(axis=1)
-    draw_partition(histogram, f"{assembly.dataset.name}, {recipe.data.partition}", picture)
-    return {
-        "recipe": recipe.name,
-        "scheme": recipe.data.partition,
-        "clients": len(sizes),
-        "classes": histogram.shape[1],
-        "sizes": {
-            "min": int(sizes.min()),
-            "median": float(np.median(sizes)),
-            "max": int(sizes.max()),
-            "empty": int((sizes == 0).sum()),
-        },
-        "histogram": histogram.tolist(),
-        "picture": str(picture),
-    }

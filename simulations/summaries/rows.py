@@ -56,25 +56,6 @@ class PlanReport(TypedDict):
     error_of_the_model: NotRequired[dict[str, float]]
 
 
-class PartitionReport(TypedDict):
-    """A recipe's partition.
-
-    Attributes:
-        recipe, scheme, clients, classes: the divided data and the division.
-        sizes: examples per client: min, median and max, and as "empty" the number of clients without any.
-        histogram: number of examples, [clients, classes].
-        picture: file of the drawing.
-    """
-
-    recipe: str
-    scheme: str
-    clients: int
-    classes: int
-    sizes: dict[str, float]
-    histogram: list[list[int]]
-    picture: str
-
-
 class EventGroup(TypedDict):
     """Charges of the same event.
 

@@ -16,7 +16,7 @@ from simulations.config.recipe import Recipe
 from simulations.progress import progress as bar
 from simulations.runs.headline import headline, shown
 from simulations.runs.rows import FullRow, OnRound, RunSummary
-from simulations.summaries.rows import ClientRow, EventGroup, Exported, LedgerReport, PartitionReport, PlanReport
+from simulations.summaries.rows import ClientRow, EventGroup, Exported, LedgerReport, PlanReport
 from simulations.tables import facts, table
 
 OF_Z = " (of z)"
@@ -190,26 +190,6 @@ def _noise_table(report: PlanReport) -> Table:
     )
     made.add_row("all, rms", "", *map(number, report["error_of_the_model"].values()), style="bold")
     return made
-
-
-def partition_table(report: PartitionReport) -> Group:
-    """Sizes of a partition and its first clients."""
-    labelled = report["classes"] > 1  # other targets, and one class alone, are counted as examples
-    shown = table(
-        f"{report['scheme']} over {report['clients']} clients",
-        ["client", "examples", *map(str, range(report["classes"] if labelled else 0))],
-        [
-            [str(client), str(sum(row)), *(str(count) for count in row if labelled)]
-            for client, row in enumerate(report["histogram"][:20])
-        ],
-    )
-    more = report["clients"] - 20
-    sizes = report["sizes"]
-    text = (
-        f"{f'... and {more} more. ' if more > 0 else ''}examples per client: min {sizes['min']}, median "
-        f"{sizes['median']:g}, max {sizes['max']}; {sizes['empty']} clients without data\npicture: {report['picture']}"
-    )
-    return Group(shown, text)
 
 
 def ledger_table(report: LedgerReport) -> Group:

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import fedlgm.mechanisms
-import fedlgm.mechanisms.allocation
+import fedlgm.planning.allocation
 import fedlgm.planning.layers
 import fedlgm.privacy
 from fedlgm.mechanisms import ladp
 
 
 def test_public_names() -> None:
-    sigma = fedlgm.mechanisms.allocation.allocate("snr-consistent", [1, 2, 3], [4, 100, 2500], 1.0)
+    sigma = fedlgm.planning.allocation.allocate("snr-consistent", [1, 2, 3], [4, 100, 2500], 1.0)
     np.testing.assert_allclose(sigma**2, [31, 24.8, 11.16])
     assert fedlgm.privacy.gaussian_mu(1, 1e-6) == pytest.approx(0.23670438, abs=1e-8)
     mu = fedlgm.privacy.gaussian_mu(1, 1e-6)

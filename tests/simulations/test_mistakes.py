@@ -265,7 +265,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a metric for each example": (run(metrics={"a": lambda o, t: o}), "must return one number for the whole test set"),
     "an unknown option": (lambda: mechanisms.get("uniform", bounds=3), "did you mean 'bound'?"),
     "epsilon 0": (lambda: privacy.calibrate(0, 1e-5, steps=3), "epsilon must be finite and positive, got 0"),
-    "an unknown rule": (lambda: fedlgm.mechanisms.allocation.allocate("equal", [1.0], [1], 1.0), "known: uniform"),
+    "an unknown rule": (lambda: fedlgm.planning.allocation.allocate("equal", [1.0], [1], 1.0), "known: uniform"),
     # wrong types, and arguments that were forgotten
     "users as lists": (run(users=[[1, 2], [3]]), "lists of the examples of each client are data['clients']"),
     "two targets": (

@@ -78,7 +78,7 @@ def test_a_public_name_takes_wrong_types_or_refuses_them_in_one_sentence(package
     [
         (lambda: fedlgm.KeyRing("seed"), "KeyRing: root must be a whole number, got 'seed'"),
         (
-            lambda: fedlgm.mechanisms.allocation.allocate([1.0], "uniform", [3], 1.0),
+            lambda: fedlgm.planning.allocation.allocate([1.0], "uniform", [3], 1.0),
             "allocate: strategy must be a string, got [1.0]; clip must be a sequence of numbers, got 'uniform'",
         ),
         (
@@ -106,7 +106,7 @@ def test_a_public_name_takes_wrong_types_or_refuses_them_in_one_sentence(package
             lambda: fedlgm.LayerTable.from_module(nn.Linear(5, 2), {"weight": "w"}.__getitem__),
             "group_by: KeyError: 'bias'",
         ),
-        (lambda: fedlgm.mechanisms.allocation.spread([0.5, 0.5], [1.0], 1.0), "clip and share must be two equally long lists"),
+        (lambda: fedlgm.planning.allocation.spread([0.5, 0.5], [1.0], 1.0), "clip and share must be two equally long lists"),
         (lambda: fedlgm.training.tasks.auc(np.zeros(3), np.zeros(2)), "auc takes one score and one target per row"),
     ],
 )  # fmt: skip

@@ -16,10 +16,10 @@ from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.extension.loader import load_object
 from fedlgm.extension.testing import check_mechanism
-from fedlgm.mechanisms import Mechanism, UsesPrivateNorms, allocation
+from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.dp_sgd import DPSGD
 from fedlgm.mechanisms.method import Method
-from fedlgm.planning import queries
+from fedlgm.planning import allocation, queries
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.facts import LocalSteps, LocalTraining, RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable

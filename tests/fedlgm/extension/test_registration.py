@@ -13,8 +13,8 @@ import pytest
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
 from fedlgm.extension.registration import registered
-from fedlgm.mechanisms import allocation
 from fedlgm.noise import correlation
+from fedlgm.planning import allocation
 from fedlgm.training import kinds
 from fedlgm_lab.audits import Subject
 from simulations.config.own import Own, own_of
@@ -98,7 +98,7 @@ def test_an_allocation_rule_in_place_of_a_mechanism_leads_to_its_registration() 
     def rule(s: np.ndarray, d: np.ndarray) -> np.ndarray:
         return d
 
-    how = "fedlgm.mechanisms.allocation.register gives an allocation rule a name"
+    how = "fedlgm.planning.allocation.register gives an allocation rule a name"
     for refused in (lambda: own_of({"mechanism": rule}).into({}), lambda: mechanisms.register("a-rule", rule)):
         with pytest.raises(ConfigError, match=how):
             refused()

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
 from fedlgm.extension.testing import check_mechanism
-from fedlgm.mechanisms import allocation
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
+from fedlgm.planning import allocation
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan

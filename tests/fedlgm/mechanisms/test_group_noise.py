@@ -17,11 +17,11 @@ from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.mechanisms import group_noise
-from fedlgm.mechanisms.allocation import allocate
 from fedlgm.mechanisms.group_noise import calibrate_laplace
 from fedlgm.noise.draws import add_noise_
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.noise.release import release
+from fedlgm.planning.allocation import allocate
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.planning.transcript import Transcript

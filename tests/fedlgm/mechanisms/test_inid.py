@@ -13,10 +13,10 @@ from hypothesis.extra import numpy as hnp
 from benchmarks.profiles import expected_error, gaussian_groups, gini, laplace_groups, shaped
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms import inid
-from fedlgm.mechanisms.allocation import allocate
 from fedlgm.mechanisms.profiles import Profile, as_profile
 from fedlgm.noise.draws import draw
 from fedlgm.noise.keys import KeyRing, Purpose
+from fedlgm.planning.allocation import allocate
 from fedlgm.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 
 sensitivities = hnp.arrays(np.float64, st.integers(1, 12), elements=st.floats(1e-6, 1e6) | st.just(0.0)).filter(np.any)

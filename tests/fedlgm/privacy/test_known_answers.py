@@ -15,9 +15,9 @@ from opacus.accountants.prv import PRVAccountant as OpacusPrv
 
 from fedlgm.errors import PrivacyError
 from fedlgm.mechanisms import get
-from fedlgm.mechanisms.allocation import allocate, shares
 from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid, noise_scales
 from fedlgm.mechanisms.profiles import Profile
+from fedlgm.planning.allocation import allocate, shares
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import RunFacts, Sampling
 from fedlgm.planning.transcript import Transcript

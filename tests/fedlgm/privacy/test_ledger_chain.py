@@ -20,9 +20,9 @@ from fedlgm.privacy.chain import digest
 from fedlgm.privacy.charge import Head
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.ledger import SERVER, Ledger
-from fedlgm_lab.reports.report import ledger_report
 from simulations import launch
 from simulations.runs.folder import RunFolder
+from simulations.summaries.ledgers import ledger_report
 
 EVENT = gaussian_event(2.0, 0.5)
 COLUMNS = ("number", "round", "client", "key", "event", "claim", "head")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from tests.fedlgm.audits.test_canaries import LAYERS, SIZES, audited, subject, watched
 
 from fedlgm_lab.audits.law import PLANNED, PROBABILITIES, STATISTICS, counted, least_likely
 from fedlgm_lab.audits.order import ordered, same_values
 from fedlgm_lab.audits.repeats import Sketches, Windows, most_alike
+from tests.fedlgm_lab.audits.test_canaries import LAYERS, SIZES, audited, subject, watched
 
 SCALED = {  # laws of variance 1
     "uniform": lambda rng, n: rng.uniform(-np.sqrt(3), np.sqrt(3), n),

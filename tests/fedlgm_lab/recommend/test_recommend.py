@@ -15,7 +15,7 @@ from torch import nn
 import simulations
 from fedlgm.data import DataSet, sources
 from fedlgm.errors import ConfigError, DataError, Notice
-from fedlgm.mechanisms import allocation
+from fedlgm.planning import allocation
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm_lab.recommend.picture import bars

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import ndtri
-from tests.simulations.tuning.test_tune import SHORT, lower_bound
 from torch import nn
 
 import simulations
@@ -26,6 +25,7 @@ from simulations import arguments
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.config.recipe import load
+from tests.fedlgm_lab.tune.test_tune import SHORT, lower_bound
 
 CHANGES = [f"{key}={value}" for key, value in SHORT.items()]
 UNITS = {

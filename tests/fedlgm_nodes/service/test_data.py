@@ -122,13 +122,13 @@ def load(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_a_users_own_loader(tmp_path):
-    x, y = read(tmp_path, kind="loader", loader="tests.clients.node.test_data:load", options={"count": 3})
+    x, y = read(tmp_path, kind="loader", loader="tests.fedlgm_nodes.service.test_data:load", options={"count": 3})
     assert x.shape == (3, 1, 4, 4)
     assert y.dtype == np.int64
     with pytest.raises(DataError, match="cannot be imported"):
-        read(tmp_path, kind="loader", loader="tests.clients.node.test_data:nothing")
+        read(tmp_path, kind="loader", loader="tests.fedlgm_nodes.service.test_data:nothing")
     with pytest.raises(DataError, match="TypeError"):
-        read(tmp_path, kind="loader", loader="tests.clients.node.test_data:load")
+        read(tmp_path, kind="loader", loader="tests.fedlgm_nodes.service.test_data:load")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.clients.node.test_service_hostile_questions import fussy
 
 from fedlgm import mechanisms, privacy
 from fedlgm.errors import LedgerError
@@ -26,6 +25,7 @@ from fedlgm_nodes.service.release import Releaser
 from fedlgm_nodes.service.row import EXAMPLE
 from fedlgm_nodes.service.service import Service
 from fedlgm_nodes.service.units import NodeExamples
+from tests.fedlgm_nodes.service.test_service_hostile_questions import fussy
 from tests.support import nodes
 from tests.support.nodes import ask, edit, hello, make_node, rows, served
 
@@ -183,7 +183,7 @@ def test_a_budget_for_examples_is_never_called_one_for_the_whole_data(tmp_path):
         Service(folder)
 
 
-FUSSY = {"name": "tests.clients.node.test_service_hostile_questions:fussy", "least": 5.0}
+FUSSY = {"name": "tests.fedlgm_nodes.service.test_service_hostile_questions:fussy", "least": 5.0}
 
 
 def _condition() -> str:

@@ -66,14 +66,14 @@ def fussy(in_shape: Any, classes: int, least: float = 0.5) -> torch.nn.Module:
 
 
 class TestTrainingThatFails:
-    WORK = nodes.WORK | {"model": {"name": "tests.clients.node.test_service_hostile_questions:fussy"}}
+    WORK = nodes.WORK | {"model": {"name": "tests.fedlgm_nodes.service.test_service_hostile_questions:fussy"}}
 
     def made(self, path: Path) -> NodeFolder:
         folder = make_node(path)
         edit(
             folder,
             'models = ["logistic"',
-            'models = ["tests.clients.node.test_service_hostile_questions:fussy", "logistic"',
+            'models = ["tests.fedlgm_nodes.service.test_service_hostile_questions:fussy", "logistic"',
         )
         return folder
 

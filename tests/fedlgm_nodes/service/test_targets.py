@@ -17,11 +17,11 @@ from fedlgm_nodes.service import data as node_data
 from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.release import Releaser
 from fedlgm_nodes.service.units import SingleExamples
-from tests.clients.node import test_example_level as example_level
+from tests.fedlgm_nodes.service import test_example_level as example_level
 from tests.support import nodes
 from tests.support.nodes import ask, edit, make_node, rows, served
 
-TASK = "tests.clients.node.test_targets:UpTo"
+TASK = "tests.fedlgm_nodes.service.test_targets:UpTo"
 
 
 class UpTo(Classification):
@@ -129,7 +129,7 @@ class Keeping(Classification):
 def test_a_target_is_made_without_those_of_other_examples(tmp_path, monkeypatch, task):
     """One example with the label 1 would otherwise change the labels of all others."""
     folder = made(tmp_path / "node", "example")
-    name = f"tests.clients.node.test_targets:{task.__name__}"
+    name = f"tests.fedlgm_nodes.service.test_targets:{task.__name__}"
     edit(folder, f'tasks = ["{TASK}"', f'tasks = ["{name}"')
     trained = []
     original = SingleExamples.examples

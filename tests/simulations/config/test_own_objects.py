@@ -14,12 +14,12 @@ from bible import bible_bytes
 
 from fedlgm import data
 from fedlgm.errors import ConfigError, DataError, FedlgmError
+from fedlgm_lab.reports.partition import partition_report
 from fedlgm_lab.reports.report import write_report
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
-from simulations.summaries.planning import partition_report
 
 MODULE = '''
 from dataclasses import dataclass

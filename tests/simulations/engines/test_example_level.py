@@ -8,9 +8,9 @@ import pytest
 
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.ledger import Ledger
-from fedlgm_lab.reports.report import ledger_report
 from simulations import launch
 from simulations.config import recipe as recipes
+from simulations.summaries.ledgers import ledger_report
 
 CENTRAL = recipes.load(
     "dp-sgd-digits", ["federation.rounds=4", "federation.clients=3", "federation.rate=1", "privacy.accountant=rdp"]

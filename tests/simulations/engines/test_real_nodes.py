@@ -18,11 +18,11 @@ import pytest
 import tomli_w
 from patience import LIMIT_S, wait_until
 
-from fedlgm_lab.reports.report import ledger_report
 from simulations.config import recipe as recipes
 from simulations.engines.flower import APP, follow
 from simulations.engines.flower_command import CONNECTION, FlwrCommand
 from simulations.runs.folder import RunFolder
+from simulations.summaries.ledgers import ledger_report
 
 pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent

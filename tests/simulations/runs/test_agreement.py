@@ -22,7 +22,6 @@ from fedlgm_lab.attacks.runs.target import Target
 from fedlgm_lab.audits import Audit
 from fedlgm_lab.audits.runs.targets import audit_run
 from fedlgm_lab.reports import report
-from fedlgm_lab.reports.report import ledger_report
 from fedlgm_lab.studies import running
 from fedlgm_lab.studies.jobs import Job
 from simulations import launch
@@ -31,6 +30,7 @@ from simulations.config.assembly import Assembly
 from simulations.config.facts import facts_of
 from simulations.exports import export
 from simulations.runs import protection
+from simulations.summaries.ledgers import ledger_report
 from tests.support import example_level
 
 

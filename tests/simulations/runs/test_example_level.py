@@ -24,7 +24,7 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.training.example_level.central import train
 from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.trainer import digest_of
-from fedlgm_lab.reports.report import ledger_report, write_report
+from fedlgm_lab.reports.report import write_report
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
@@ -33,6 +33,7 @@ from simulations.exports.export import export
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.server import serve
+from simulations.summaries.ledgers import ledger_report
 from strategies import OneNodePerClient
 from tests.support.example_level import STEPS, central, federated
 

@@ -28,7 +28,7 @@ from simulations.engines.flower_entry import make_client_app, make_server_app
 from simulations.engines.local import LocalGrid
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
-from simulations.summaries import terminal
+from simulations.summaries import ledgers, terminal
 
 CAVEAT = "simulation: the seed is public, and with it the noise can be drawn again"
 PRIVATE = {"cohort", "present", "discarded", "seconds", "seconds_per_round", "failures"}
@@ -88,7 +88,7 @@ class TestOneSentence:
         assert html.escape(expected(runs[kind])) in (runs[kind] / "report.html").read_text()
 
     def test_ledger(self, runs, kind):
-        summary = reporting.ledger_report(runs[kind])
+        summary = ledgers.ledger_report(runs[kind])
         assert summary["guarantee"] == expected(runs[kind])
         assert summary["noise_reproducible"] is (kind != "unseeded")
         assert expected(runs[kind]) in plain(terminal.ledger_table(summary))

@@ -13,9 +13,9 @@ import simulations
 from fedlgm import Guarantee, Mechanism, ReleasePlan
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.ledger import Ledger
-from fedlgm_lab.reports.report import ledger_report
 from simulations.runs.folder import RunFolder
 from simulations.runs.stopping import Patience
+from simulations.summaries.ledgers import ledger_report
 
 X = np.random.default_rng(0).standard_normal((60, 4)).astype("float32")
 DATA = {"train": (X, (X[:, 0] > 0).astype(int)), "test": (X, (X[:, 0] > 0).astype(int))}

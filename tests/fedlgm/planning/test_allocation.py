@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlgm.errors import ConfigError
-from fedlgm.mechanisms import allocation
-from fedlgm.mechanisms.allocation import allocate, effective_multiplier, shares
+from fedlgm.planning import allocation
+from fedlgm.planning.allocation import allocate, effective_multiplier, shares
 
 SMALL = ["federation.rounds=1", "federation.clients=20", "privacy.accountant=rdp"]
 

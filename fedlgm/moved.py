@@ -1,0 +1,158 @@
+"""Modules under their former names, for one release; short public names of modules stay.
+
+A former name gives the module itself, with a DeprecationWarning that states the new name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+
+SHORT = frozenset(
+    {"fedlgm.allocation", "fedlgm.correlation", "fedlgm.example_level", "fedlgm.keys", "fedlgm.layers", "fedlgm.models", "fedlgm.release", "fedlgm.tasks", "fedlgm.testing"}
+)
+"""Public names of modules that have a longer one beside it, without a warning."""
+
+_MOVED = {
+    "clients.node": "fedlgm_nodes.service",
+    "clients.node.policy": "fedlgm_nodes.policy",
+    "clients.node.template": "fedlgm_nodes.policy_template",
+    "fedlgm.allocation": "fedlgm.planning.allocation",
+    "fedlgm.annotations": "fedlgm.extension.annotations",
+    "fedlgm.attacks": "fedlgm_lab.attacks",
+    "fedlgm.audits": "fedlgm_lab.audits",
+    "fedlgm.client_release": "fedlgm.aggregation.client_release",
+    "fedlgm.clipping": "fedlgm.planning.clipping",
+    "fedlgm.contributions": "fedlgm.aggregation.contributions",
+    "fedlgm.correlation": "fedlgm.noise.correlation",
+    "fedlgm.devices": "fedlgm.training.devices",
+    "fedlgm.example_level": "fedlgm.training.example_level",
+    "fedlgm.example_level.risk": "fedlgm_lab.risk.exposure",
+    "fedlgm.facts": "fedlgm.planning.facts",
+    "fedlgm.frames": "fedlgm_nodes.protocol.frames",
+    "fedlgm.inputs": "fedlgm.training.inputs",
+    "fedlgm.integer": "fedlgm.noise.integer",
+    "fedlgm.integer_noise": "fedlgm.noise.integer_noise",
+    "fedlgm.keys": "fedlgm.noise.keys",
+    "fedlgm.layers": "fedlgm.planning.layers",
+    "fedlgm.layout": "fedlgm.planning.layout",
+    "fedlgm.models": "fedlgm.training.models",
+    "fedlgm.node_protocol": "fedlgm_nodes.protocol.messages",
+    "fedlgm.noised_by": "fedlgm.planning.trust",
+    "fedlgm.noised_in_shares": "fedlgm.planning.distributed_trust",
+    "fedlgm.papers.inid.coordinate_descent": "fedlgm_lab.applications.coordinate_descent",
+    "fedlgm.papers.inid.datasets": "fedlgm_lab.applications.datasets",
+    "fedlgm.papers.inid.federated_descent": "fedlgm_lab.applications.federated_descent",
+    "fedlgm.papers.inid.federated_pca": "fedlgm_lab.applications.federated_pca",
+    "fedlgm.papers.inid.objectives": "fedlgm_lab.applications.objectives",
+    "fedlgm.papers.inid.pca": "fedlgm_lab.applications.pca",
+    "fedlgm.papers.inid.smoothness": "fedlgm_lab.applications.smoothness",
+    "fedlgm.papers.inid.sums": "fedlgm_lab.applications.sums",
+    "fedlgm.plan": "fedlgm.planning.plan",
+    "fedlgm.plan_text": "fedlgm.planning.plan_text",
+    "fedlgm.process": "fedlgm.planning.charging",
+    "fedlgm.queries": "fedlgm.planning.queries",
+    "fedlgm.registration": "fedlgm.extension.registration",
+    "fedlgm.release": "fedlgm.noise.release",
+    "fedlgm.remembered": "fedlgm.cache",
+    "fedlgm.rows_apart": "fedlgm.extension.per_row",
+    "fedlgm.run_noise": "fedlgm.noise.run_noise",
+    "fedlgm.run_rules": "fedlgm.planning.run_rules",
+    "fedlgm.secagg": "fedlgm_nodes.secagg",
+    "fedlgm.separation": "fedlgm.extension.separation",
+    "fedlgm.shadowed": "fedlgm.package_conflicts",
+    "fedlgm.tasks": "fedlgm.training.tasks",
+    "fedlgm.testing": "fedlgm.extension.testing",
+    "fedlgm.transcript": "fedlgm.planning.transcript",
+    "fedlgm.trial": "fedlgm.extension.trial",
+    "fedlgm.upload_caps": "fedlgm.planning.upload_caps",
+    "fedlgm.water_filling": "fedlgm.planning.filling",
+    "simulations.advice": "fedlgm_lab.recommend",
+    "simulations.applications": "fedlgm_lab.applications",
+    "simulations.attacks": "fedlgm_lab.attacks.runs",
+    "simulations.audits": "fedlgm_lab.audits.runs",
+    "simulations.deploy": "fedlgm_nodes.deploy",
+    "simulations.reports": "fedlgm_lab.reports",
+    "simulations.reports.adapter_files": "simulations.exports.adapter_files",
+    "simulations.reports.bare_ledger": "simulations.summaries.bare_ledger",
+    "simulations.reports.charges": "simulations.summaries.charges",
+    "simulations.reports.doctor": "simulations.summaries.doctor",
+    "simulations.reports.export": "simulations.exports.export",
+    "simulations.reports.planning": "simulations.summaries.planning",
+    "simulations.reports.predict": "simulations.exports.predict",
+    "simulations.reports.rounds": "simulations.summaries.rounds",
+    "simulations.reports.rows": "simulations.summaries.rows",
+    "simulations.reports.sweep": "fedlgm_lab.recommend.sweep",
+    "simulations.reports.terminal": "simulations.summaries.terminal",
+    "simulations.risk": "fedlgm_lab.risk",
+    "simulations.studies": "fedlgm_lab.studies",
+    "simulations.tuning": "fedlgm_lab.tune",
+    "strategies.node": "fedlgm_nodes.server",
+}
+
+
+def new_name(name: str) -> str | None:
+    """The module that has replaced a former one; None for other names.
+
+    >>> new_name("fedlgm.example_level.engine"), new_name("fedlgm.errors")
+    ('fedlgm.training.example_level.engine', None)
+    """
+    parts = name.split(".")
+    for length in range(len(parts), 1, -1):
+        moved = _MOVED.get(".".join(parts[:length]))
+        if moved is not None:
+            return ".".join([moved, *parts[length:]])
+    return None
+
+
+class _Former(MetaPathFinder, InspectLoader):
+    """Finds and loads the modules of `_MOVED`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `MetaPathFinder.find_spec`."""
+        name = new_name(fullname)
+        spec = importlib.util.find_spec(name) if name is not None else None
+        if spec is None:
+            return None
+        is_package = spec.submodule_search_locations is not None
+        return ModuleSpec(fullname, self, origin=spec.origin, is_package=is_package)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module itself."""
+        name = new_name(spec.name) or ""
+        if ".".join(spec.name.split(".")[:2]) not in SHORT:
+            warnings.warn(f"{spec.name} is now {name}", DeprecationWarning, stacklevel=2)
+        module = importlib.import_module(name)
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    _specs: dict[str, ModuleSpec | None] = {}
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: the module has run under its own name, and keeps its own specification."""
+        name = module.__spec__.name if module.__spec__ is not None else ""
+        module.__spec__ = self._specs.pop(name, module.__spec__)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Code of the module, for `python -m`."""
+        name = new_name(fullname) or ""
+        spec = importlib.util.find_spec(name)
+        return spec.loader.get_code(name) if spec is not None and isinstance(spec.loader, InspectLoader) else None
+
+    def get_source(self, fullname: str) -> str | None:
+        """None: sources are read under the module's own name."""
+        return None
+
+
+def install() -> None:
+    """Let Python find modules under their former names, after all other ways of finding them."""
+    if not any(isinstance(finder, _Former) for finder in sys.meta_path):
+        sys.meta_path.append(_Former())

@@ -1,0 +1,15 @@
+"""The commands of this package, for `fedlgm`."""
+
+from __future__ import annotations
+
+import typer
+
+from fedlgm_nodes.deploy import commands, node_commands
+
+_PANEL = "Real nodes"
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add `fedlgm node` and `fedlgm deploy` to an application."""
+    app.add_typer(node_commands.app, name="node", rich_help_panel=_PANEL)
+    app.add_typer(commands.app, name="deploy", rich_help_panel=_PANEL)
