@@ -12,22 +12,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedlgm", "clients", "strategies", "simulations")
 _TOOLS = {
-    "fedlgm": "attacks audits frames papers privacy.floor privacy.selection secagg testing",
-    "clients": "node",
-    "strategies": "node",
-    "simulations": "advice api applications arguments attacks audits cli config.grids deploy ending entry figures "
-    "pretrain progress reports risk shell signals standardise studies tables tuning",
+    "fedlgm": "extension.testing papers privacy.floor privacy.selection",
+    "simulations": "api arguments cli config.grids ending entry exports figures pretrain progress shell signals "
+    "standardise summaries tables",
 }
 """Modules that are built on runs."""
 _VARIANTS = {
-    "fedlgm": "example_level",
     "fedlgm.aggregation.kernels": "triton_kernels triton_noise",
     "fedlgm.data": "bundled images named_tables sources text",
     "fedlgm.mechanisms": "adaptive alternate dp_sgd group_noise inid ladp ladp_frame ladp_scores layer_vote lm_dp_sgd "
     "profiles risk_aware voted_filling water_filling",
+    "fedlgm.training": "apart example_level fedprox fedsgd mixed native recorded schedule scheduled vectorized",
     "fedlgm.training.models": "adapters arrays convolutional huggingface residual text weights",
     "fedlgm.training.tasks": "binary causal_lm next_token ranked regression",
-    "fedlgm.training": "apart fedprox fedsgd mixed native recorded schedule scheduled vectorized",
     "clients": "example_level mod users",
     "strategies": "private_fedavg",
     "simulations.config": "example_level user_level",
@@ -37,15 +34,15 @@ _VARIANTS = {
 }
 """Exchangeable parts, in files that only a registry names."""
 REGISTRIES = {
-    *("fedlgm.data", "fedlgm.mechanisms", "fedlgm.training.models", "fedlgm.training.tasks", "fedlgm.training", "fedlgm.training.kinds"),
+    *("fedlgm.data", "fedlgm.mechanisms", "fedlgm.training.kinds", "fedlgm.training.models", "fedlgm.training.tasks"),
     *("simulations.config.recipe", "strategies"),
 }
 _DEFAULTS = {
     "fedlgm.data": "dataset division partition pixels tables users",
     "fedlgm.mechanisms": "base layerwise_gaussian options",
+    "fedlgm.training": "apart base choice devices models optimizers sequential tasks",
     "fedlgm.training.models": "built copies dense requirements",
     "fedlgm.training.tasks": "base classification evaluation set_metrics",
-    "fedlgm.training": "apart base choice optimizers sequential",
     "simulations.config": "client_level extends fixed_noise messages named_sections overrides public_seed sections "
     "unit",
     "strategies": "cohort layerwise nodes releaser replies server_optimizer",
