@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     "adversaries.md": (ROOT / "tests", 20),
     "guarantees-proofs.md": (ROOT / "tests", 4),
-    "how-to/node-threats.md": (ROOT / "tests" / "clients" / "node", 20),
+    "how-to/node-threats.md": (ROOT / "tests" / "fedlgm_nodes" / "service", 20),
 }
 """Folder of the tests of a page, and the least number of tests that it names."""
 
