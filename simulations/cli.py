@@ -184,10 +184,6 @@ def plan(
         bool,
         typer.Option("--sweep", help="Instead of one plan: noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients."),
     ] = False,
-    public: Annotated[
-        str | None,
-        typer.Option(help="With --sweep: public examples, as for recommend, on which accuracy is forecast."),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a recipe would release, layer by layer, without training."""
@@ -195,11 +191,7 @@ def plan(
     from simulations.summaries import terminal as display
 
     if sweep:
-        show(tools.sweep_report(recipe, overrides or (), public), tools.sweep_table, as_json)
-    elif public is not None:
-        from fedlgm.errors import ConfigError
-
-        raise ConfigError("--public is for --sweep: a single plan reads no data")
+        show(tools.sweep_report(recipe, overrides or ()), tools.sweep_table, as_json)
     else:
         show(planning.plan_report(_recipe(recipe, overrides)), display.plan_table, as_json)
 

@@ -67,24 +67,6 @@ def tables(found: Advice) -> Group:
         f"median length of a whole contribution: {number(found['suggested_bound'])}, the bound is {found['bound']:g}",
         f"computed on {found['public']}; no private example was read"
         + (f"; {per_client}{known}" if found["unit"] == "client" else ""),
-        *forecast_lines(found),
     ]
     picture = Text("\n".join([f"{'worse':>37}|better", *bars(found["scores"])]))
     return Group(rules, picture, layers, *map(Text, notes), Text(f"\n{found['advice']}", style="bold"))
-
-
-def forecast_lines(found: Advice) -> list[str]:
-    """Lines with the expected accuracy over epsilon, and its error."""
-    from fedlgm_lab.recommend.forecast import REACH
-
-    if not found["forecasts"]:
-        return [f"no accuracy is forecast: {found['no_forecast']}"]
-    rows = (
-        f"  epsilon {row['epsilon']:g}: {row['accuracy']:.1%} ({row['low']:.1%} to {row['high']:.1%})"
-        for row in found["forecasts"]
-    )
-    return [
-        f"accuracy to expect of {found['forecast_rule']} at the recipe's learning rates, by rehearsals on public data:",
-        *rows,
-        f"  {REACH}",
-    ]

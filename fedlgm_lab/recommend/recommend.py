@@ -23,13 +23,12 @@ from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.training.devices import plain_defaults, torch_threads
-from fedlgm_lab.recommend.forecast import forecasts
 from fedlgm_lab.recommend.picture import bars
 from fedlgm_lab.recommend.rows import Advice, LayerAdvice, StageRow
 from fedlgm_lab.recommend.score import Curvature, Landscape, score
 from fedlgm_lab.recommend.setting import Setting, setting_of
 from fedlgm_lab.recommend.units import Clients, Examples, Units, bound_of
-from fedlgm_lab.recommend.verdict import FLAT, LEVELLED, advised, verdict
+from fedlgm_lab.recommend.verdict import FLAT, LEVELLED, verdict
 from fedlgm_lab.recommend.work import Work
 from simulations.arguments import refuse_unknown
 from simulations.config.assembly import Assembly
@@ -133,8 +132,6 @@ def recommend(
     scores = {
         rule: math.exp(float(np.mean([math.log(max(row["ratios"][rule], 1e-9)) for row in stages]))) for rule in methods
     }
-    rule = advised(scores)
-    rows, reason = forecasts(setting, rule)
     sampling, facts = setting.facts.sampling, setting.facts
     expected, parties = sampling.expected, math.sqrt(facts.noised_by.noises_in_sum(sampling.expected))
     if facts.steps:
@@ -154,9 +151,6 @@ def recommend(
             "suggested_bound": math.sqrt(sum(row["norm"] ** 2 for row in layers)),
             "examples_per_client": setting.share,
             "assumed": setting.assumed,
-            "forecast_rule": rule,
-            "forecasts": rows,
-            "no_forecast": reason,
             "private_examples_read": 0,
         }
     )

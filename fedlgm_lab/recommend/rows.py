@@ -40,21 +40,6 @@ class LayerAdvice(TypedDict):
     suggested_bound: float
 
 
-class ForecastRow(TypedDict):
-    """The expected accuracy at one budget.
-
-    Attributes:
-        epsilon: the budget, at the recipe's delta.
-        accuracy: accuracy of a rehearsal on held-out public examples, in [0, 1].
-        low, high: accuracies within the largest error of the kept forecasts.
-    """
-
-    epsilon: float
-    accuracy: float
-    low: float
-    high: float
-
-
 class Advice(TypedDict):
     """Result of `recommend`.
 
@@ -73,9 +58,6 @@ class Advice(TypedDict):
         suggested_bound: median norm of a whole unbounded contribution.
         examples_per_client: mean number of the run's examples per client.
         assumed: whether this number was unknown and set to one batch.
-        forecast_rule: rule of the forecasts, which is the advised one.
-        forecasts: expected accuracies over epsilon; empty if there are none.
-        no_forecast: reason why there are none; empty if there are some.
         private_examples_read: number of private examples read, always 0.
     """
 
@@ -92,7 +74,4 @@ class Advice(TypedDict):
     suggested_bound: float
     examples_per_client: float
     assumed: bool
-    forecast_rule: str
-    forecasts: list[ForecastRow]
-    no_forecast: str
     private_examples_read: int

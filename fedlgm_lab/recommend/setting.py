@@ -53,10 +53,10 @@ def setting_of(
     ours = data is None and (recipe is not None or public is None or isinstance(public, str))  # the recipe's own data
     total = examples if examples is not None else examples_of(parsed) if ours else None
     share = total / parsed.federation.clients if total is not None else float(parsed.training.batch_size)
-    return Setting(assembly, facts_for(parsed, total), share, total is None), source
+    return Setting(assembly, _facts(parsed, total), share, total is None), source
 
 
-def facts_for(recipe: Recipe, examples: int | None) -> RunFacts:
+def _facts(recipe: Recipe, examples: int | None) -> RunFacts:
     """The run's facts at the multiplier of its budget."""
     unit = recipe.protects
     if unit.counts_examples(recipe) and examples is None:

@@ -11,7 +11,6 @@ from rich.console import Group
 from rich.text import Text
 
 from fedlgm.errors import ConfigError, FedlgmError
-from fedlgm.planning.facts import RunFacts
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
@@ -37,8 +36,6 @@ class SweepRow(TypedDict):
         noises_in_sum: number k of independent releases' noise in a sum of q N contributions; 1 under central trust.
         noise_on_mean: z sqrt(k) / (q N), the noise std on the mean over the bound.
         snr: SNR_j of every layer, by its name.
-        accuracy: expected accuracy, from a rehearsal on public examples (see `fedlgm_lab.recommend.forecast`).
-        low, high: accuracies within the largest error of the kept forecasts.
         refused: reason why there is no such plan; the figures above are then missing.
     """
 
@@ -50,9 +47,6 @@ class SweepRow(TypedDict):
     noises_in_sum: NotRequired[float]
     noise_on_mean: NotRequired[float]
     snr: NotRequired[dict[str, float]]
-    accuracy: NotRequired[float]
-    low: NotRequired[float]
-    high: NotRequired[float]
     refused: NotRequired[str]
 
 
@@ -62,7 +56,6 @@ class SweepReport(TypedDict):
     Attributes:
         recipe, mechanism, trust: the planned run.
         delta: rule for the delta of a row.
-        no_forecast: reason why no accuracy is forecast; empty if one is.
         rows: one for each budget and population.
     """
 
@@ -70,12 +63,11 @@ class SweepReport(TypedDict):
     mechanism: str
     trust: str
     delta: str
-    no_forecast: str
     rows: list[SweepRow]
 
 
-def sweep_report(recipe: str | None = None, overrides: Iterable[str] = (), public: str | None = None) -> SweepReport:
-    """Plans of a recipe at epsilon 1 to 8 and 100 to 10,000 clients; training happens only with public examples.
+def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> SweepReport:
+    """Plans of a recipe at epsilon 1 to 8 and 100 to 10,000 clients, without training.
 
     Every row is the plan of the recipe with this `privacy.epsilon`, `federation.clients` and `privacy.delta`. For a
     setting that the recipe does not permit, the row has the reason.
@@ -83,8 +75,6 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = (), publi
     Args:
         recipe: a bundled name, a TOML file, or None for the default.
         overrides: changes as "section.key=value".
-        public: public examples, as for `simulations.recommend`, on which accuracy is forecast for clients with as many
-            examples as the recipe's clients have.
 
     Raises:
         ConfigError: the recipe is unknown or protects examples, an override sets a key that the sweep varies, or no
@@ -108,25 +98,21 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = (), publi
                 f"--sweep varies the number of protected clients, but {base.name} protects {base.unit}s "
                 "(privacy.unit): leave out --sweep"
             )
-        made = [_row(recipe, changes, base, epsilon, clients) for epsilon in EPSILONS for clients in CLIENTS]
-        reasons = [row.get("refused", "") for row, _ in made]
-        if all(reasons):
-            raise ConfigError(reasons[0])
-        reason = _forecast(recipe, changes, public, made)
+        rows = [_row(recipe, changes, base, epsilon, clients) for epsilon in EPSILONS for clients in CLIENTS]
+    reasons = [row.get("refused", "") for row in rows]
+    if all(reasons):
+        raise ConfigError(reasons[0])
     return {
         "recipe": base.name,
         "mechanism": base.mechanism.name,
         "trust": base.privacy.trust,
         "delta": f"the recipe's {base.privacy.delta:g} where it is below 1/clients, else 0.1/clients",
-        "no_forecast": reason,
-        "rows": [row for row, _ in made],
+        "rows": rows,
     }
 
 
-def _row(
-    recipe: str | None, changes: list[str], base: Recipe, epsilon: float, clients: int
-) -> tuple[SweepRow, RunFacts | None]:
-    """A setting and its calibrated run; None where it is refused."""
+def _row(recipe: str | None, changes: list[str], base: Recipe, epsilon: float, clients: int) -> SweepRow:
+    """The plan of a setting, or the reason why there is none."""
     delta = base.privacy.delta if base.privacy.delta < 1 / clients else 0.1 / clients
     row: SweepRow = {"epsilon": epsilon, "clients": clients, "delta": delta}
     try:
@@ -134,34 +120,13 @@ def _row(
         assembly = Assembly(recipes.load(recipe, [*changes, *setting]), planned=True)
         report = planned(assembly)
     except FedlgmError as error:
-        return {**row, "refused": str(error)}, None
+        return {**row, "refused": str(error)}
     cohort, multiplier = assembly.recipe.sampling.expected, report["noise_multiplier"]
     parties = assembly.recipe.noised_by.noises_in_sum(cohort)
     row["noise_multiplier"], row["expected_cohort"], row["noises_in_sum"] = multiplier, cohort, parties
     row["noise_on_mean"] = multiplier * math.sqrt(parties) / cohort
     row["snr"] = {layer["layer"]: layer["snr"] for layer in report["layers"]}
-    return row, assembly.facts
-
-
-def _forecast(
-    recipe: str | None, changes: list[str], public: str | None, made: Sequence[tuple[SweepRow, RunFacts | None]]
-) -> str:
-    """Put the accuracy to expect into every row; the reason if there is none."""
-    from fedlgm_lab.recommend.forecast import Rehearsals, interval
-    from fedlgm_lab.recommend.setting import setting_of
-
-    if public is None:
-        return "no public examples are given (--public)"
-    try:
-        setting, _ = setting_of(recipe, None, None, public, None, changes, None)
-        rehearsals = Rehearsals(setting)
-        for row, facts in made:
-            if facts is not None:
-                row["accuracy"] = rehearsals.accuracy(setting.assembly.mechanism, facts)
-                row["low"], row["high"] = interval(row["accuracy"])
-    except FedlgmError as error:
-        return str(error)
-    return ""
+    return row
 
 
 def picture(rows: Sequence[SweepRow]) -> list[str]:
@@ -186,13 +151,10 @@ def picture(rows: Sequence[SweepRow]) -> list[str]:
 
 def sweep_table(report: SweepReport) -> Group:
     """Settings of a sweep, then an explanation of the columns."""
-    from fedlgm_lab.recommend.forecast import REACH
-
     layers = next((list(row["snr"]) for row in report["rows"] if "snr" in row), [])
     few = len(layers) <= _MOST_COLUMNS
     ratios = [f"SNR {layer}" for layer in layers] if few else ["least SNR_j", "largest SNR_j"]
-    forecast = ["accuracy to expect"] if not report["no_forecast"] else []
-    columns = ("epsilon", "clients", "delta", "z", "noise on mean", *ratios, *forecast)
+    columns = ("epsilon", "clients", "delta", "z", "noise on mean", *ratios)
     settings = table(f"{report['recipe']}: one round of {report['mechanism']}", columns)
     refused = []
     for row in report["rows"]:
@@ -201,7 +163,6 @@ def sweep_table(report: SweepReport) -> Group:
             snr = list(row["snr"].values())
             cells += [number(row["noise_multiplier"]), number(row["noise_on_mean"])]
             cells += [f"{value:.3e}" for value in (snr if few else [min(snr), max(snr)])]
-            cells += [f"{row['accuracy']:.1%} ({row['low']:.1%} to {row['high']:.1%})"] if forecast else []
         else:
             refused.append(f"refused at epsilon {row['epsilon']:g}, {row['clients']:,} clients: {row['refused']}")
             cells += ["refused"]
@@ -209,7 +170,6 @@ def sweep_table(report: SweepReport) -> Group:
     notes = [
         f"delta: {report['delta']}",
         f"noise on mean: its std over the bound of a contribution, z sqrt(k) / (q N): {_noises(report)}",
-        f"no accuracy is forecast: {report['no_forecast']}" if not forecast else f"accuracy to expect: {REACH}",
         *refused,
         "noise on mean:",
         *picture(report["rows"]),

@@ -13,17 +13,6 @@ BETTER, WORSE = 1.2, 0.33
 measurements behind them."""
 
 
-def advised(scores: Mapping[str, float]) -> str:
-    """The advised rule: the best one if it is sufficiently better than the flat one, otherwise `FLAT`.
-
-    Example:
-        >>> advised({"gaussian": 1.0, "uniform": 1.9}), advised({"gaussian": 1.0, "uniform": 1.1})
-        ('uniform', 'gaussian')
-    """
-    best = max(scores, key=lambda rule: scores[rule])
-    return best if scores[best] >= BETTER else FLAT
-
-
 def verdict(scores: Mapping[str, float], unit: str) -> str:
     """The advice.
 
@@ -38,8 +27,8 @@ def verdict(scores: Mapping[str, float], unit: str) -> str:
         'use gaussian: no other rule is expected to be better by a fifth.'
     """
     flat = {"client": FLAT, "example": "dp-sgd with style = 'flat'"}[unit]
-    best = advised(scores)
-    if best != FLAT:
+    best = max(scores, key=lambda rule: scores[rule])
+    if scores[best] >= BETTER:
         words = f"{best} is expected to be worth {scores[best]:.2f} times the signal to noise of {flat}"
     elif any(ratio > WORSE for rule, ratio in scores.items() if rule != FLAT):
         words = f"use {flat}: no other rule is expected to be better by a fifth"

@@ -52,7 +52,7 @@ class Work:
             ConfigError: the model is so large that there are too few passes for a warm-up.
         """
         found, model = assembly.dataset, assembly.recipe.model.name
-        each = operations(assembly)
+        each = _operations(assembly)
         passes = min(PASSES, int(OPERATIONS / each))
         if passes < LEAST_PASSES:
             raise ConfigError(
@@ -83,7 +83,7 @@ class Work:
         return [torch.from_numpy(rows) for rows in made[first:last]]
 
 
-def operations(assembly: Assembly) -> float:
+def _operations(assembly: Assembly) -> float:
     """Operations of one forward and backward pass over an example, as torch counts them."""
     module, found = assembly.module(), assembly.dataset
     layers = LayerTable.from_module(module)

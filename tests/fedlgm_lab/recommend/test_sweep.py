@@ -57,6 +57,7 @@ def test_a_refused_setting_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPa
     assert "refused at epsilon 8, 100 clients: " + refused[0]["refused"] in shown
     assert "SNR fc1" in shown
     assert "delta: the recipe's 1e-05" in shown
+    assert "epsilon 8,    300 clients #" in shown
 
 
 @pytest.mark.parametrize(
