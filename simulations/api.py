@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedlgm import data as data_sets
+from fedlgm.data.tables import INTERCEPT
 from fedlgm.errors import RunError
 from fedlgm.extension.loader import named_arguments
 from fedlgm.files import path_of
@@ -98,7 +99,7 @@ class RunResult(Figures):
     @property
     def labels(self) -> list[str] | None:
         """Names of the classes, in the order of the model's outputs; None if the data have none."""
-        return self._folder.provenance.read().get("labels")
+        return self._folder.labels()
 
     @property
     def folder(self) -> Path:
@@ -120,8 +121,9 @@ class RunResult(Figures):
     def coefficients(self) -> DataFrame:
         """Coefficients of a linear model: one row for each column of the table and one for the intercept.
 
-        Each column of the frame is an output, by the name of its class if it has one. Coefficients are those of the
-        model's inputs: of standardised columns if the data were standardised.
+        Each column of the frame is an output, by the name of its class if it has one. The one output of the tasks
+        "binary" and "ranked" is the logit of the second class. Coefficients are those of the model's inputs: of
+        standardised columns if the data were standardised.
 
         Example:
             >>> import pandas, simulations, tempfile, torch
@@ -140,18 +142,19 @@ class RunResult(Figures):
         import pandas
 
         from simulations.exports.export import linear_of
+        from simulations.exports.predict import names_of_outputs
 
         layer, columns = linear_of(self.model()), self._folder.provenance.read().get("columns")
         if layer is None:
             raise RunError("coefficients are those of a model of one linear layer: this model has others")
         if columns is None or len(columns) != layer.in_features:
             raise RunError("coefficients need names: the data were arrays, not tables with named columns")
-        values = {column["name"]: layer.weight[:, i].tolist() for i, column in enumerate(columns)}
+        names, rows = [column["name"] for column in columns], layer.weight.T.tolist()
         if layer.bias is not None:
-            values["(intercept)"] = layer.bias.tolist()
-        names = self.labels or []
-        outputs = names if len(names) == layer.out_features else [f"output {i}" for i in range(layer.out_features)]
-        return pandas.DataFrame.from_dict(values, orient="index", columns=outputs)
+            names, rows = [*names, INTERCEPT], [*rows, layer.bias.tolist()]
+        count, task = layer.out_features, str(self._folder.recipe().task.name)
+        outputs = names_of_outputs(count, task, self.labels or ()) or [f"output {i}" for i in range(count)]
+        return pandas.DataFrame(rows, index=names, columns=outputs)
 
     @plain_defaults()
     def module(self) -> nn.Module:

@@ -63,7 +63,7 @@ _synthetic = cache(synthetic)
 _MADE_HERE: dict[str, Callable[[], DataSet]] = {"digits": digits, "breast-cancer": breast_cancer}
 _HALF = re.compile(r"([^:/]+)/(public|private)")
 _SYNTHETIC = re.compile(r"synthetic(?:-(\d+))?")
-_COLUMNS = ("target", "inputs", "users", "labels")
+_COLUMNS = ("target", "inputs", "users", "labels", "standardise")
 OPTIONS = {
     IMAGE_FOLDER: ("image_size", "channels", "attribute", "train_images", "image_classes"),
     TABLE: ("file", "test_file", *_COLUMNS),
@@ -123,8 +123,8 @@ def load(
             1).
         options: for "image-folder", whose `data_dir` is the folder, see `fedlgm.data.images.load_folder`. For "table":
             `file` and `test_file`, .csv or .parquet, and the columns `target`, `inputs`, `users`, see
-            `fedlgm.data.tables.as_arrays`; `labels`, see `DataSet.from_arrays`. For the Hub: these columns, `subset`,
-            `splits`, `image_size` and `channels`, see `fedlgm.data.named_tables.read_hub`.
+            `fedlgm.data.tables.as_arrays`, as for `standardise`; `labels`, see `DataSet.from_arrays`. For the Hub: all
+            of these, `subset`, `splits`, `image_size` and `channels`, see `fedlgm.data.named_tables.read_hub`.
 
     Returns:
         The set. Pixels lie in [-1, 1] (grey: from background to ink), scaled by constants that do not depend on the

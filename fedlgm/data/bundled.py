@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedlgm.data.dataset import DataSet
+from fedlgm.data.tables import Column
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import named_arguments
 
@@ -58,12 +59,18 @@ def breast_cancer() -> DataSet:
     """
     from sklearn.datasets import load_breast_cancer
 
-    x, y = load_breast_cancer(return_X_y=True)
+    table = load_breast_cancer()
+    x, y = table.data, table.target
     test = np.arange(len(y)) % _TEST_EVERY == _TEST_EVERY - 1
-    x = ((x - x[test].mean(axis=0)) / x[test].std(axis=0)).astype(np.float32)
+    mean, deviation = x[test].mean(axis=0), x[test].std(axis=0)
+    columns = tuple(
+        Column(name=str(name), dtype="float", mean=float(mean[i]), deviation=float(deviation[i]))
+        for i, name in enumerate(table.feature_names)
+    )
+    x = ((x - mean) / deviation).astype(np.float32)
     y = y.astype(np.int64)
     sites = np.arange(np.count_nonzero(~test)) % _SITES
-    return DataSet("breast-cancer", x[~test], y[~test], x[test], y[test], classes=2, train_user=sites)
+    return DataSet("breast-cancer", x[~test], y[~test], x[test], y[test], classes=2, train_user=sites, columns=columns)
 
 
 @named_arguments

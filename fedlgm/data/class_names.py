@@ -28,7 +28,17 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
 
 def names_of(data: DataSet) -> tuple[str, ...]:
     """Names of a set's classes: its own labels, or a published set's; empty if the classes have numbers only."""
-    return data.labels or PUBLISHED.get(data.name.partition("/")[0], ())
+    return data.labels or published(data.name)
+
+
+def published(name: str) -> tuple[str, ...]:
+    """Names of the classes of a published set or of its half; empty for other sets.
+
+    Example:
+        >>> published("cifar10/private")[:2], published("digits")
+        (('airplane', 'automobile'), ())
+    """
+    return PUBLISHED.get(name.partition("/")[0], ())
 
 
 def class_number(data: DataSet, given: int | str) -> int:

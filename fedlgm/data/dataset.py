@@ -65,6 +65,8 @@ class DataSet:
         for name in ("train_x", "test_x"):
             if isinstance(self.__dict__[name], Pixels):
                 self.__dict__[_BYTES + name] = self.__dict__.pop(name)
+            if self.columns is not None:
+                tables.check_columns(self.columns, self.held(name), "training" if name == "train_x" else "test")
 
     if not TYPE_CHECKING:  # it would allow any name
 

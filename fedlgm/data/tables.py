@@ -25,6 +25,9 @@ from fedlgm.errors import DataError, Notice, alternatives
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 TARGETS = ("labels", "label")
 OPTIONS = ("users", "target", "inputs", "text", "tokenizer", "length", "image_size", "channels", "standardise")
+INTERCEPT = "(intercept)"
+"""Name of the intercept among a linear model's coefficients, which no column may have."""
+_KINDS = ("bool", "int", "float")
 _Columns = dict[str, Any]
 
 
@@ -79,7 +82,8 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
             the task "causal-lm"); "inputs", a column or a list of them, for the features (default: all others); "text"
             and "tokenizer": the column of texts, and their tokenizer; "length": the number of tokens to which texts are
             cut and all rows are padded (default: that of the longest test row, if no training row is longer);
-            "standardise", {column: (mean, deviation)} of public figures, which the model's exports then hold;
+            "standardise", {column: (mean, deviation)} of public figures, or "test" for those of the test rows, which
+            are public (columns of Booleans stay as they are); the model's exports then hold these constants;
             "image_size" and "channels" of images, see `fedlgm.data.pixels.fitted`. Other keys are passed on.
 
     Returns:
@@ -120,6 +124,7 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
         found["labels"] = classes
     targets = {part: None if target is None else _taken(columns, target, part) for part, columns in parts.items()}
     if "input_ids" in parts["train"]:
+        _refuse_constants(options.get("standardise"))
         padding = getattr(options.get("tokenizer"), "pad_token_id", None) or 0
         return found | _of_tokens(parts, targets, padding, length)
     inputs = options.get("inputs", list(parts["train"]))
@@ -134,7 +139,7 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(
-    table: Any, names: Sequence[str], x: np.ndarray, constants: Mapping[str, Any] | None = None
+    table: Any, names: Sequence[str], x: np.ndarray, constants: Mapping[str, Any] | str | None = None
 ) -> tuple[Column, ...] | None:
     """Descriptions of the features of a public table; None for images and arrays, which have no columns of numbers.
 
@@ -142,14 +147,15 @@ def describe(
         table: the table, or its columns by name.
         names: the features.
         x: their values [n, ...].
-        constants: mean and standard deviation of the columns that they standardise, by name.
+        constants: mean and standard deviation of the columns that they standardise, by name; "test" takes those of x
+            for all columns but Booleans.
 
     Raises:
-        DataError: constants name another column, or are not two finite numbers with a deviation above 0.
+        DataError: constants name another column, or are not two finite numbers with a deviation above 0; all x of a
+            column are equal.
     """
     if x.ndim != 2 or x.shape[1] != len(names):
-        if constants is not None:
-            raise DataError("data.standardise: is for columns of numbers, not for images, tokens or arrays")
+        _refuse_constants(constants)
         return None
     kinds = {"b": "bool", "i": "int", "u": "int"}
     found: list[Column] = [
@@ -164,20 +170,87 @@ def describe(
             ),
             stacklevel=2,
         )
+    if isinstance(constants, str) and constants == "test":
+        constants = _figures(found, x)
+    if not isinstance(constants, Mapping | None):
+        raise DataError(f"data.standardise: must be 'test' or name columns, got {constants!r}")
     require_columns(constants or (), names, "data.standardise: the set of inputs")
     for column in found:
         if constants is not None and column["name"] in constants:
-            try:
-                mean, deviation = map(float, constants[column["name"]])
-            except (TypeError, ValueError):
-                mean = deviation = float("nan")
-            if not (np.isfinite([mean, deviation]).all() and deviation > 0):
-                raise DataError(
-                    f"data.standardise: {column['name']!r} needs (mean, deviation), two finite numbers with a "
-                    f"deviation above 0, got {constants[column['name']]!r}"
-                )
-            column["mean"], column["deviation"] = mean, deviation
+            column["mean"], column["deviation"] = _constants(column["name"], constants[column["name"]])
     return tuple(found)
+
+
+def _refuse_constants(constants: object) -> None:
+    if constants is not None:
+        raise DataError("data.standardise: is for columns of numbers, not for images, tokens or arrays")
+
+
+def _figures(columns: Sequence[Column], x: np.ndarray) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of the columns of public rows [n, d], without those of Booleans."""
+    found = {}
+    for column, values in zip(columns, x.T, strict=True):
+        if column["dtype"] == "bool":
+            continue
+        if len(values) and values.min() == values.max():
+            raise DataError(
+                f"data.standardise: all test rows have one value of {column['name']!r}: leave it out of data.inputs, "
+                "or give the mean and deviation of each column"
+            )
+        found[column["name"]] = float(values.mean()), float(values.std())
+    return found
+
+
+def _constants(name: str, given: Any) -> tuple[float, float]:
+    try:
+        mean, deviation = map(float, given)
+    except (TypeError, ValueError):
+        mean = deviation = float("nan")
+    if not (np.isfinite([mean, deviation]).all() and deviation > 0):
+        raise DataError(
+            f"data.standardise: {name!r} needs (mean, deviation), two finite numbers with a deviation above 0, got "
+            f"{given!r}"
+        )
+    return mean, deviation
+
+
+def check_columns(columns: Sequence[Column], x: Any, part: str) -> None:
+    """Refuse descriptions that are not those of the inputs' columns, each with a name of its own.
+
+    Args:
+        columns: the descriptions.
+        x: inputs.
+        part: "training" or "test", for the message.
+
+    Raises:
+        DataError: see above.
+
+    Example:
+        >>> check_columns([{"name": "age", "dtype": "int"}], np.zeros((4, 1)), "test")
+    """
+    shape = tuple(map(np.shape, x)) if isinstance(x, tuple) else tuple(np.shape(x))
+    if len(shape) != 2 or shape[1] != len(columns):
+        raise DataError(
+            f"columns: {len(columns)} {'is' if len(columns) == 1 else 'are'} described, but the {part} inputs are "
+            f"{shape}: describe each column of a table [n, d], in their order"
+        )
+    names = []
+    for column in columns:
+        if not isinstance(column, Mapping) or not isinstance(column.get("name"), str):
+            raise DataError(
+                f"columns: each must be a mapping such as {{'name': 'age', 'dtype': 'int'}}, got {column!r}"
+            )
+        name = column["name"]
+        if name == INTERCEPT:
+            raise DataError(f"columns: {name!r} is the name of a linear model's intercept: rename the column")
+        if name in names:
+            raise DataError(f"columns: two are named {name!r}: rename one of them")
+        if column.get("dtype") not in _KINDS:
+            raise DataError(
+                f"columns: {name!r} must have a dtype, one of {', '.join(_KINDS)}; got {column.get('dtype')!r}"
+            )
+        _constants(name, (column.get("mean", 0.0), column.get("deviation", 1.0)))
+        names.append(name)
 
 
 def standardised(x: np.ndarray, columns: Sequence[Column]) -> np.ndarray:

@@ -28,7 +28,7 @@ from fedlgm.data import DataSet, Loadable, Partition, load
 from fedlgm.errors import ConfigError, DataError, Notice, PrivacyError, prefix_key
 from fedlgm.extension.loader import named_arguments
 from fedlgm.extension.separation import fresh, shared_state
-from fedlgm.extension.trial import require_same_losses, try_preparing
+from fedlgm.extension.trial import prepared, require_same_losses
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
@@ -73,10 +73,7 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
     found = load(data)
     if not _same(found, load(data)):
         raise DataError(f"data {found.name!r}: loading it twice gives different arrays; fix its random seed")
-    own, checked = tasks.get(task), found.checked()
-    before = fresh(own)
-    found = own.prepare(checked)
-    try_preparing(before, checked, found)
+    found, _ = prepared(tasks.get(task), found.checked())
     if found.clients is not None and not allow_empty:
         _check_clients(found.name, found.clients)
     return found
@@ -282,10 +279,9 @@ def check_model(
     >>> x, y = np.random.default_rng(1).normal(size=(40, 6)), np.arange(40) % 2
     >>> check_model(nn.Linear(6, 2), {"train": (x, y), "test": (x, y)})
     """
-    found, own = load(data), tasks.get(task)
-    before, given = fresh(own), found
-    found = own.prepare(given)
-    on_parts, unused = try_preparing(before, given, found), fresh(own)
+    own = tasks.get(task)
+    found, on_parts = prepared(own, load(data))
+    unused = fresh(own)
 
     def build() -> nn.Module:
         return models.build(model, in_shape=found.shape, classes=own.outputs(found), **options)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedlgm.data import DataSet
 from fedlgm.data.pixels import Pixels
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.extension.loader import users_code
+from fedlgm.extension.loader import is_bundled, package_of, users_code
 from fedlgm.extension.separation import fresh
 from fedlgm.training import inputs, models
 from fedlgm.training.devices import or_another_thread, seeded
@@ -60,6 +60,27 @@ def try_clients(
         models.require_repeatable(module, x)
     require_alike(made, len(y), owner)
     check_losses(module, task, x, y)
+
+
+def prepared(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
+    """The data as a task prepares them, and copies of a user's task that have prepared parts of them.
+
+    Args:
+        task: the task, before it has seen examples.
+        found: the data before that.
+
+    Raises:
+        ConfigError: a user's task fails, or prepares an example by means of others.
+    """
+    if is_bundled(task) or (type(task).prepare, type(task).targets) == (Task.prepare, Task.targets):
+        return task.prepare(found), []
+    if package_of(type(task).prepare) == "fedlgm":
+        with users_code(f"task {task.name!r}", task):
+            return prepare_rows(task, found), []
+    before = fresh(task)
+    with users_code(f"task {task.name!r}", task):
+        made = task.prepare(found)
+    return made, try_preparing(before, found, made)
 
 
 def prepare_rows(task: Task, data: DataSet) -> DataSet:

@@ -188,10 +188,11 @@ def _division(folder: RunFolder, private: bool) -> str:
 
 def _inputs(folder: RunFolder) -> str:
     """The columns of a table, in the order of the model's inputs, and the names of the classes."""
-    provenance = folder.provenance.read()
-    columns, labels = provenance.get("columns"), provenance.get("labels")
+    columns, labels = folder.provenance.read().get("columns"), folder.labels()
+    facts = _facts([("names, in their order", ", ".join(labels))]) if labels else ""
+    classes = _section("Classes", facts) if labels else ""
     if not columns:
-        return ""
+        return classes
     rows = [
         (
             column["name"],
@@ -201,7 +202,7 @@ def _inputs(folder: RunFolder) -> str:
         for column in columns
     ]
     table = page.table(("column", "kind", "mean", "deviation"), rows, "Columns, in the order of the inputs", words=True)
-    return _section("Inputs", table, _facts([("classes", ", ".join(labels))]) if labels else "")
+    return _section("Inputs", table, facts)
 
 
 def _options(name: str, options: Mapping[str, Any]) -> str:

@@ -42,9 +42,11 @@ from simulations.config.overrides import Overrides
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Recipe
 from simulations.ending import interrupted
+from simulations.exports.export import described, texts
 from simulations.figures import Figures
 from simulations.runs import strict_json
-from simulations.runs.folder import SEARCH
+from simulations.runs.folder import SEARCH, RunFolder
+from simulations.runs.rows import excerpt
 
 _CHARGED = "the search stays charged and is not continued"
 
@@ -255,7 +257,12 @@ class _Searching:
         winner = self._planned.candidates[index]
         write_durably(self._folder / "recipe.toml", winner.to_toml().encode(), PUBLIC)
         state: dict[str, torch.Tensor] = {k: v.detach().clone().contiguous() for k, v in module.state_dict().items()}
-        metadata = {"made_by": "fedlgm", "recipe": winner.to_toml(), "search": strict_json.dumps(terms)}
+        with Ledger(self._folder / "ledger.sqlite") as ledger:
+            head = str(ledger.head())
+        told = excerpt(("mechanism", "variant", "rounds", "model_sha256"), result)
+        protection = {**told, **terms, "ledger_head": head}  # of the search: a single run has cost less
+        made = described(RunFolder.open(result.folder), protection, winner.to_toml(), module)
+        metadata = texts(made) | {"search": strict_json.dumps(terms)}
         write_whole(self._folder / "model.safetensors", lambda partial: save_file(state, partial, metadata=metadata))
 
     def _date(self) -> None:

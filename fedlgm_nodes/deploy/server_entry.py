@@ -72,6 +72,11 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
     recipe.protects.check_nodes()
     if federation.dropout or federation.stragglers:
         raise ConfigError("federation.dropout and federation.stragglers are simulated: set both to 0 for real nodes")
+    if recipe.data.standardise is not None:
+        raise ConfigError(
+            "data.standardise: real nodes read their own rows, which no recipe standardises: standardise the rows of "
+            "all nodes and the test rows with the same public figures, and leave it out"
+        )
     if recipe.mechanism.variant != "sound":
         raise ConfigError(
             f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make only sound "

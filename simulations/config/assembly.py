@@ -19,7 +19,7 @@ from fedlgm.data.spent import Spent, division_name
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.extension.loader import is_reference, passed
 from fedlgm.extension.separation import fresh
-from fedlgm.extension.trial import Examples
+from fedlgm.extension.trial import Examples, prepared
 from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise.draws import NoiseBackend
@@ -73,9 +73,9 @@ class Assembly:
         task, section = self.task, self.recipe.data
         with in_section("data", section.partition):
             found = data.load(passed(self.own.data, section.name, "data"), section.dir, **section.reading)
-            prepared, parts = trials.prepared(task, found)
+            made, parts = prepared(task, found)
             self.on_parts.extend(parts)
-            return prepared
+            return made
 
     def public_examples(self, rows: slice | np.ndarray = slice(None)) -> Examples:
         """Test examples, which are public: inputs and targets of these rows."""

@@ -60,7 +60,8 @@ class Data(_OpenSection):
     `image_classes` are the folder's numbers of training images and of classes. With them a plan needs no folder, and a
     run refuses a folder with other numbers. `pixels` is the interval of a bundled image set's values; default: [-1,
     1]. `file`, `test_file` and the columns `target`, `inputs` and `users` are for name = "table". The columns,
-    `subset` and `splits` are for name = "hf:owner/name". `labels` names the classes of both.
+    `subset` and `splits` are for name = "hf:owner/name". `labels` names the classes of both. `standardise` is "test",
+    for mean and standard deviation of the public test rows, or public figures by column: {age = [50, 20]}.
 
     Example:
         >>> Data(name="digits", partition="dirichlet", alpha=0.1).options
@@ -85,6 +86,7 @@ class Data(_OpenSection):
     users: str | None = None
     inputs: tuple[str, ...] | None = None
     labels: tuple[str, ...] | None = None
+    standardise: Literal["test"] | dict[str, tuple[float, float]] | None = None
     subset: str | None = None
     splits: tuple[str, str] | None = None
 

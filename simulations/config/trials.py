@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import nn
 
-from fedlgm.data import DataSet
 from fedlgm.errors import prefix_key
-from fedlgm.extension.loader import is_bundled, is_reference, load_object, package_of, passed, users_code
+from fedlgm.extension.loader import is_reference, load_object, passed, users_code
 from fedlgm.extension.separation import fresh
-from fedlgm.extension.trial import prepare_rows, require_same_losses, try_preparing
+from fedlgm.extension.trial import require_same_losses
 from fedlgm.training import models
 from fedlgm.training.tasks import Task
 
@@ -19,23 +18,6 @@ if TYPE_CHECKING:
     from simulations.config.assembly import Assembly
 
 _PROBED = 8  # public examples
-
-
-def prepared(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
-    """The data as a task prepares them, and copies of a user's task that have prepared parts of them.
-
-    Raises:
-        ConfigError: a user's task fails, or prepares an example by means of others.
-    """
-    if is_bundled(task) or (type(task).prepare, type(task).targets) == (Task.prepare, Task.targets):
-        return task.prepare(found), []
-    if package_of(type(task).prepare) == "fedlgm":
-        with users_code(f"task {task.name!r}", task):
-            return prepare_rows(task, found), []
-    before = fresh(task)
-    with users_code(f"task {task.name!r}", task):
-        made = task.prepare(found)
-    return made, try_preparing(before, found, made)
 
 
 def try_training(assembly: Assembly, task: Task) -> None:

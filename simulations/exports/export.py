@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -85,16 +86,32 @@ def metadata(run: Path | str) -> Metadata:
     return _metadata(folder, folder.finished())
 
 
-def _metadata(folder: RunFolder, result: RunSummary) -> Metadata:
+def _metadata(folder: RunFolder, result: RunSummary, module: nn.Module | None = None) -> Metadata:
     """See `metadata`; for a run that has been checked."""
-    kept = excerpt(Protection.__annotations__, result)
-    told = cast(Metadata, {"made_by": "fedlgm", **kept, "recipe": folder.recipe_file.read_text(encoding="utf-8")})
+    return described(folder, result, folder.recipe_file.read_text(encoding="utf-8"), module)
+
+
+def described(
+    folder: RunFolder, protection: Mapping[str, Any], recipe: str, module: nn.Module | None = None
+) -> Metadata:
+    """Metadata of a model: its protection and recipe, and the public description of its data from its run's folder.
+
+    Args:
+        folder: the run's folder.
+        protection: what is stated of the model's protection; other keys are left out.
+        recipe: the recipe that is stated (TOML).
+        module: the model, if the metadata say whether it is linear.
+    """
+    kept = excerpt(Protection.__annotations__, protection)
+    told = cast(Metadata, {"made_by": "fedlgm", **kept, "recipe": recipe})
     told["task"] = str(folder.recipe().task.name)
-    provenance = folder.provenance.read()
-    if "labels" in provenance:
-        told["labels"] = provenance["labels"]
-    if "columns" in provenance:
-        told["columns"] = provenance["columns"]
+    labels, columns = folder.labels(), folder.provenance.read().get("columns")
+    if labels is not None:
+        told["labels"] = labels
+    if columns is not None:
+        told["columns"] = columns
+    if module is not None and linear_of(models.original(module)) is not None:
+        told["coefficients"] = "linear"
     return told
 
 
@@ -155,9 +172,8 @@ def export(
     beside = target.with_suffix(".json") if format == "pt" else None
     _refuse_other_files(target, beside, folder.path, f"model.{format}")
     result = folder.finished()
-    told, module = _metadata(folder, result), _load(folder, result, module)
-    if linear_of(models.original(module)) is not None:
-        told["coefficients"] = "linear"
+    module = _load(folder, result, module)
+    told = _metadata(folder, result, module)
     kept = models.original(module).state_dict()
     state = {name: tensor.detach().clone().contiguous() for name, tensor in kept.items()}
     if format == "safetensors":

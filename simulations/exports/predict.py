@@ -19,7 +19,7 @@ from simulations.exports.export import format_of
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_PROBABILITIES = ("binary", "ranked")
+_PROBABILITIES = ("binary", "ranked", "multi-label")
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,17 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
     except (ConfigError, RunError):
         raise
     except Exception as error:  # readers of damaged files may raise anything
-        raise RunError(f"{path} is not a model of `fedlgm export`: {str(error).splitlines()[:1]}") from error
+        raise RunError(f"{path} is not a model of `fedlgm export`: {_said(error)}") from error
     if not columns:
         raise RunError(
             f"{path} does not name its columns: it was trained on arrays, or exported by an earlier version; train on "
             "tables and export again"
         )
     x, ignored = _rows(Path(file), columns)
-    outputs = np.asarray(run(tables.standardised(x, columns).astype(np.float32)))
+    try:
+        outputs = np.asarray(run(tables.standardised(x, columns)))
+    except Exception as error:  # those of onnxruntime have no common type
+        raise DataError(f"{path} does not take the rows of {file}: {_said(error)}") from error
     frame = _frame(outputs.reshape(len(x), -1), str(told.get("task", "")), labels)
     stored = any("mean" in column for column in columns)
     names = [column["name"] for column in columns]
@@ -102,14 +105,21 @@ def _listed(told: Mapping[str, Any], key: str) -> list[Any]:
     return list(json.loads(value)) if isinstance(value, str) else list(value)
 
 
+def _said(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def _onnx(path: Path) -> tuple[Mapping[str, Any], Any]:
     if find_spec("onnxruntime") is None:
         raise ConfigError("predictions of .onnx need onnxruntime: pip install onnxruntime")
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    return session.get_modelmeta().custom_metadata_map, lambda x: session.run(None, {name: x})[0]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    taken = session.get_inputs()[0]
+    kind = np.int64 if taken.type == "tensor(int64)" else np.float32
+    return session.get_modelmeta().custom_metadata_map, lambda x: session.run(None, {taken.name: x.astype(kind)})[0]
 
 
 def _safetensors(path: Path) -> tuple[Mapping[str, Any], Any]:
@@ -142,7 +152,7 @@ def _linear(path: Path, told: Mapping[str, Any], state: Mapping[str, np.ndarray]
         )
     weight = next(values for values in state.values() if values.ndim == 2)
     bias = next((values for values in state.values() if values.ndim == 1), np.zeros(len(weight), np.float32))
-    return lambda x: x @ weight.T + bias
+    return lambda x: x.astype(np.float32) @ weight.T + bias
 
 
 def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, list[str]]:
@@ -152,7 +162,7 @@ def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, lis
     try:
         table = read_csv(path)
     except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {str(error).splitlines()[:1]}") from error
+        raise DataError(f"{path} cannot be read: {_said(error)}") from error
     if not len(table):
         raise DataError(f"{path} has no rows below its header: give a file with rows to predict")
     header = [str(name) for name in table.columns]
@@ -170,20 +180,38 @@ def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, lis
     return np.stack(found, axis=1), [name for name in header if name not in names]
 
 
+def names_of_outputs(count: int, task: str, labels: Sequence[str]) -> list[str] | None:
+    """Names of a model's outputs, from the names of the classes; None if the classes do not name them.
+
+    Example:
+        >>> names_of_outputs(1, "binary", ["ill", "well"]), names_of_outputs(2, "regression", [])
+        (['well'], None)
+    """
+    if count == 1 and len(labels) == 2 and task in _PROBABILITIES:
+        return [labels[1]]
+    return list(labels) if len(labels) == count else None
+
+
 def _frame(outputs: np.ndarray, task: str, labels: Sequence[str]) -> DataFrame:
     """Outputs [n, k] as the task reads them."""
     import pandas
 
-    outputs = outputs.astype(np.float64)
+    outputs, count = outputs.astype(np.float64), outputs.shape[1]
+    names = names_of_outputs(count, task, labels)
+    if count == 1 and names is not None:
+        outputs, names = np.concatenate([np.zeros_like(outputs), outputs], axis=1), list(labels)
+        task = "classification"  # the logit of the second class is its excess over the first
     if task == "classification":
-        names = list(labels) if len(labels) == outputs.shape[1] else [str(i) for i in range(outputs.shape[1])]
+        names = names or [str(i) for i in range(count)]
         shares = np.exp(outputs - outputs.max(1, keepdims=True))
         shares /= shares.sum(1, keepdims=True)
         likeliest = [names[i] for i in outputs.argmax(1)]
         return pandas.DataFrame({"class": likeliest} | {f"P({name})": shares[:, i] for i, name in enumerate(names)})
-    suffixes = [""] if outputs.shape[1] == 1 else [f" {i}" for i in range(outputs.shape[1])]
+    suffixes = [""] if count == 1 else [f" {i}" for i in range(count)]
     if task in _PROBABILITIES:
         outputs, what = 1 / (1 + np.exp(-np.clip(outputs, -700, 700))), "probability"
+        names = names and [f"P({name})" for name in names]
     else:
         what = "output"
-    return pandas.DataFrame({f"{what}{suffix}": outputs[:, i] for i, suffix in enumerate(suffixes)})
+    shown = names or [f"{what}{suffix}" for suffix in suffixes]
+    return pandas.DataFrame({name: outputs[:, i] for i, name in enumerate(shown)})

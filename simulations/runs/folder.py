@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from fedlgm.data.class_names import published
 from fedlgm.errors import ConfigError, LedgerError, RunError
 from fedlgm.files import Under, close_folder, disk_errors, open_private, path_of
 from fedlgm.noise.keys import KeyRing
@@ -114,6 +115,10 @@ class RunFolder:
             return recipes.load(self.recipe_file)
         except ConfigError as error:
             raise ConfigError(f"{self.recipe_file} is not the recipe of a run: {error}") from error
+
+    def labels(self) -> list[str] | None:
+        """Names of the classes, in the order of the model's outputs; None if the data have none."""
+        return self.provenance.read().get("labels") or list(published(self.recipe().data.name)) or None
 
     def owner(self) -> str:
         """Identity of the run for its ledger: the recipe's hash."""

@@ -15,6 +15,7 @@ import simulations
 from fedlgm.errors import DataError, RunError
 from simulations.config.assembly import Assembly
 from simulations.exports import export
+from simulations.exports.predict import predict
 from simulations.runs.folder import RunFolder
 from simulations.runs.provenance import provenance_of
 from strategies import AnyNode
@@ -98,3 +99,21 @@ def test_a_text_column_among_the_features_is_refused_in_a_study(changes: dict, r
     assert status == 2
     assert err.startswith(f"error: {said}")
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("standardise", ["test", {"a": [0.5, 2.0]}])
+def test_a_recipe_standardises_a_table_with_public_constants_which_exports_hold(standardise, changes, tmp_path) -> None:
+    result = simulations.simulate(
+        "digits", overrides=changes | {"data.standardise": standardise}, engine="local", run_dir=tmp_path / "run"
+    )
+    columns = export.metadata(tmp_path / "run")["columns"]
+    test = pandas.read_csv("test.csv")
+    a = columns[0]
+    public = [test.a.mean(), test.a.std(ddof=0)] if standardise == "test" else [0.5, 2.0]
+    assert [a["mean"], a["deviation"]] == pytest.approx(public)
+    assert ("mean" in columns[1]) == (standardise == "test")
+    found = predict(result.export(tmp_path / "model.safetensors")["file"], "test.csv").frame
+    right = (found["class"] == test.out).mean()
+    assert right == pytest.approx(result.accuracy)
+    if standardise == "test":
+        assert Assembly(RunFolder.open(tmp_path / "run").recipe()).dataset.test_x.mean(0) == pytest.approx(0, abs=1e-6)

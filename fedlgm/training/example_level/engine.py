@@ -162,6 +162,7 @@ class ExampleGradients:
         refuse_gradient_hooks(module)
         self._built, self._restored = Built(module), Restored.of(module, None)
         self._separation: Separation | None = None
+        self._dimensions: tuple[int, ...] | None = None  # of the inputs for which it holds
         shared = shared_state(module, self._task)
         self._kept = "" if shared is None else f"{_KEPT}: {shared}"
         self._row_losses = RowLosses(self._task, module.parameters())
@@ -284,7 +285,9 @@ class ExampleGradients:
         work.finish()
 
     def _separate(self, inputs: tuple[Tensor, ...]) -> Separation:
-        if self._separation is None:
+        dimensions = tuple(value.dim() for value in inputs)
+        if self._separation is None or self._dimensions not in (None, dimensions):
+            self._dimensions = dimensions
             self._separation = separate(self._module, self._sites, inputs, self._patched)
             if isinstance(self._separation, TriedRows):
                 reason = f"{self._separation.condition} ({self._separation.reason})"
@@ -314,6 +317,7 @@ class ExampleGradients:
         shapes = (per_layer, fused, *(value.shape[1:] for value in inputs))
         if getattr(self, "_chosen", (None, 0))[0] != shapes:
             seen: list[int] = []
+            self._separate(inputs)
             with torch.no_grad(), self._patched(_observer(seen, lambda *_: None)):
                 self._module(*(value[:1] for value in inputs))
             whole = [site for site in self._sites if isinstance(site, GenericSite) or not fused]

@@ -14,7 +14,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.planning.clipping import Scaling
 from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.norms import norm_of
-from fedlgm.training.example_level.rules import Kept, KeptGradients, Rule, Use
+from fedlgm.training.example_level.rules import Kept, KeptGradients, Rule, Use, require_rows
 from fedlgm.training.example_level.rules.base import all_finite
 
 
@@ -97,6 +97,8 @@ class Pass:
 
     def call(self, site: Any, *arguments: Any, **named: Any) -> Any:
         """Forward pass of a site."""
+        if isinstance(site, Site):
+            require_rows(type(site.rule), site.module, site.name, (*arguments, *named.values())[0])
         if not torch.is_grad_enabled():
             return type(site.module).forward(site.module, *arguments, **named)
         if self._started:

@@ -26,7 +26,7 @@ from fedlgm.extension.loader import package_of
 from fedlgm.training.devices import seeded
 from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.on_batch import call_on_batch
-from fedlgm.training.example_level.rules import RULES
+from fedlgm.training.example_level.rules import RULES, Rule, require_rows
 from fedlgm.training.models.built import hooked
 
 Call = Callable[..., Any]
@@ -75,6 +75,9 @@ def separate(module: nn.Module, sites: Sequence[Any], x: tuple[Tensor, ...], pat
         x: inputs of at least one example [n, ...], on the model's device; their values make no difference.
         patch: replaces the layers' forward passes.
 
+    Raises:
+        ConfigError: a known layer would read the rows of such inputs as one example.
+
     Example:
         >>> from contextlib import nullcontext
         >>> class Centred(nn.Linear):
@@ -88,6 +91,7 @@ def separate(module: nn.Module, sites: Sequence[Any], x: tuple[Tensor, ...], pat
         'MappedRows'
     """
     if has_known_layers(module):
+        _require_rows(module, x)
         return KnownLayers(module, patch)
     if any(part._backward_hooks for part in module.modules()):
         return TriedRows(module, patch, RuntimeError("hooks on gradients do not run there"))
@@ -108,6 +112,25 @@ def has_known_layers(module: nn.Module) -> bool:
         (True, False)
     """
     return all(map(_is_row_wise, module.modules()))
+
+
+def _require_rows(module: nn.Module, x: tuple[Tensor, ...]) -> None:
+    """Refuse inputs that a known layer, also a frozen one, would read as one example."""
+
+    def checking(rule: type[Rule], name: str) -> Callable[..., None]:
+        return lambda part, given, named: require_rows(rule, part, name, (*given, *named.values())[0])
+
+    handles = [
+        part.register_forward_pre_hook(checking(RULES[type(part)], name), with_kwargs=True)
+        for name, part in module.named_modules()
+        if type(part) in RULES
+    ]
+    try:
+        with torch.no_grad(), seeded(None, x[0].device):
+            module(*(value[:1] for value in x))
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class KnownLayers:
@@ -191,6 +214,7 @@ def _call_layer(call: Call, row: Tensor, site: Any, *arguments: Any, **named: An
     if isinstance(site, GenericSite):
         return site.call_row(row, arguments, named)
     (x,) = (*arguments, *named.values())
+    require_rows(type(site.rule), site.module, site.name, x)
     _require_one_row(site.name, x)
     return call_on_batch(lambda rows: call(site, rows.flatten(0, 1)).unflatten(0, (len(rows), 1)), row, x)
 

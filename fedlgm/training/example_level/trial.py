@@ -84,6 +84,7 @@ def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: 
     gradients = _gradients(module, layers, task)
     with seeded(0, y.device), _modes(module):
         with prefix_key("model"):
+            gradients.condition(x)  # it names inputs without a dimension for the example
             models.require_repeatable(module, x)
             models.require_drawing_nothing(module, x)
             require_alike(sums, len(y), owner)

@@ -199,3 +199,72 @@ def test_whether_there_is_a_mask_follows_from_public_rows_alone():
     with pytest.raises(DataError, match=r"all test rows have 2 tokens, but some training rows have fewer.*'length'"):
         data.load({"train": ragged, "test": even})
     assert len(data.load({"train": ragged, "test": even, "length": 2}).train_x) == 2
+
+
+AGE: dict = {"name": "age", "dtype": "float"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ([AGE], r"columns: 1 is described, but the training inputs are \(3, 2\): describe each column of a table"),
+        ([AGE, {"name": "age", "dtype": "int"}], r"columns: two are named 'age': rename one"),
+        ([AGE, {"name": "(intercept)", "dtype": "int"}], r"columns: '\(intercept\)' is the name of a linear model's"),
+        ([AGE, {"name": "dose"}], r"columns: 'dose' must have a dtype, one of bool, int, float; got None"),
+        ([AGE, {"dtype": "int"}], r"columns: each must be a mapping such as .*, got \{'dtype': 'int'\}"),
+        (["age", "dose"], r"columns: each must be a mapping such as .*, got 'age'"),
+        ([AGE, {"name": "dose", "dtype": "float", "mean": 0, "deviation": 0}], r"data\.standardise: 'dose' needs"),
+    ],
+)
+def test_columns_that_do_not_describe_the_inputs_are_refused(columns, words):
+    x, y = np.zeros((3, 2)), np.arange(3) % 2
+    with pytest.raises(DataError, match=words):
+        data.DataSet("own", x, y, x, y, columns=tuple(columns))
+    with pytest.raises(DataError, match=words):
+        data.DataSet.from_arrays((x, y), (x, y), columns=tuple(columns))
+
+
+def test_columns_do_not_describe_images_or_several_inputs():
+    x, y = np.zeros((3, 2, 2)), np.arange(3) % 2
+    for inputs in (x, (x, x)):
+        with pytest.raises(DataError, match=r"columns: 1 is described, but the training inputs are "):
+            data.DataSet.from_arrays((inputs, y), (inputs, y), columns=(AGE,))
+
+
+def test_a_column_named_like_the_intercept_is_refused():
+    table = NUMBERS.drop(columns="site").rename(columns={"age": "(intercept)"})
+    with pytest.raises(DataError, match=r"'\(intercept\)' is the name of a linear model's intercept: rename"):
+        data.load({"train": table, "test": table, "target": "out"})
+
+
+def test_constants_of_the_public_test_rows_standardise_both_parts():
+    train, test = NUMBERS.drop(columns="site"), NUMBERS.drop(columns="site")[:2]
+    found = data.load({"train": train, "test": test, "target": "out", "standardise": "test"})
+    assert found.columns == (
+        {"name": "age", "dtype": "int", "mean": 56.5, "deviation": 4.5},
+        {"name": "dose", "dtype": "float", "mean": 0.75, "deviation": 0.25},
+        {"name": "smokes", "dtype": "bool"},
+    )
+    assert found.train_x.tolist() == [[-1, -1, 1], [1, 1, 0], [np.float32((40 - 56.5) / 4.5), 5, 1]]
+    other = data.load({"train": train.assign(age=0), "test": test, "target": "out", "standardise": "test"})
+    assert other.columns == found.columns
+
+
+def test_constants_of_test_rows_need_rows_that_differ():
+    table = NUMBERS.drop(columns="site").assign(dose=1.0)
+    with pytest.raises(DataError, match=r"data\.standardise: all test rows have one value of 'dose': leave it out of"):
+        data.load({"train": table, "test": table, "target": "out", "standardise": "test"})
+    with pytest.raises(DataError, match=r"data\.standardise: must be 'test' or name columns, got 'train'"):
+        data.load({"train": table, "test": table, "target": "out", "standardise": "train"})
+
+
+@pytest.mark.parametrize("constants", ["test", {"input_ids": (0, 1)}])
+def test_tokens_are_not_standardised(constants):
+    with pytest.raises(DataError, match=r"data\.standardise: is for columns of numbers, not for images, tokens"):
+        data.load({"train": TOKENS, "test": TOKENS, "length": 3, "standardise": constants})
+
+
+def test_a_frame_of_constants_is_refused():
+    table = NUMBERS.drop(columns="site")
+    with pytest.raises(DataError, match=r"data\.standardise: must be 'test' or name columns, got .*age"):
+        data.load({"train": table, "test": table, "target": "out", "standardise": table[["age"]].mean()})

@@ -271,6 +271,20 @@ class Flawed(tasks.Regression):
         return {} if self.flaw == "metrics" else super().metrics(means)
 
 
+class Joined(tasks.Regression):
+    """Its targets depend on whether there are other rows, which halves of the data do not show."""
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        return super().targets(y, part) - (len(y) > 1)
+
+
+def test_targets_of_a_task_are_prepared_one_row_at_a_time_as_in_a_run() -> None:
+    with pytest.raises(ConfigError, match=r"prepares an example by means of other training examples"):
+        check_data(table(), Joined())
+    with pytest.raises(ConfigError, match=r"prepares an example by means of other training examples"):
+        check_model(nn.Linear(5, 1), table(), Joined())
+
+
 @pytest.mark.parametrize(
     ("flaw", "message"),
     [

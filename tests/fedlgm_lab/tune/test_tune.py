@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from dp_accounting import dp_event
 from safetensors import safe_open
@@ -16,6 +17,7 @@ from scipy.special import ndtri
 from scipy.stats import beta, chisquare
 
 import simulations
+from fedlgm import data
 from fedlgm.errors import ConfigError, DivergedError, LedgerError, RunError
 from fedlgm.privacy import Ledger, selection_epsilon
 from fedlgm.privacy.accounting import composed_epsilon
@@ -24,6 +26,7 @@ from fedlgm.privacy.selection import draw_runs, selection_event
 from fedlgm_lab.tune import tune as tuning
 from simulations import launch
 from simulations.config.recipe import load
+from simulations.exports.predict import predict
 
 SHORT = {"federation.rounds": 2, "federation.rate": 1.0, "federation.clients": 30, "privacy.delta": 1e-3}
 SEARCH = {"federation.server_lr": [0.1, 0.2], "mechanism.bound": [0.5, 1.0]}
@@ -238,3 +241,30 @@ def test_who_stops_a_search_reads_that_it_is_spent(tmp_path, monkeypatch, capsys
     )
     with Ledger(tmp_path / "search" / "ledger.sqlite") as ledger:
         assert len(list(ledger.charges())) == 1
+
+
+def test_the_published_model_of_tables_has_the_metadata_of_an_export_and_the_cost_of_the_search(tmp_path):
+    found = simulations.tune(
+        "ten-hospitals", search={"training.lr": [1.0]}, expected_runs=1.5, folder=tmp_path / "search",
+        overrides={"federation.rounds": 2, "privacy.delta": 1e-3},
+    )  # fmt: skip
+    with safe_open(found.folder / "model.safetensors", "pt") as file:
+        told = file.metadata()
+    result = simulations.simulate("ten-hospitals", overrides={"federation.rounds": 1}, run_dir=tmp_path / "run")
+    assert set(told) - {"search"} == set(_texts(result)) - {"claimed_epsilon", "guarantee_status"}
+    assert json.loads(told["epsilon"]) == found.epsilon == json.loads(told["search"])["epsilon"]
+    with Ledger(found.folder / "ledger.sqlite") as ledger:
+        assert told["ledger_head"] == str(ledger.head())
+    assert (told["guarantee"], told["model_sha256"]) == (found["guarantee"], found["model_sha256"])
+    assert json.loads(told["columns"]) == [*data.load("breast-cancer").columns]
+    rows = pandas.DataFrame(data.load("breast-cancer").test_x, columns=[c["name"] for c in json.loads(told["columns"])])
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    assert predict(found.folder / "model.safetensors", tmp_path / "rows.csv").guarantee == found["guarantee"]
+
+
+def _texts(result: simulations.RunResult) -> dict[str, str]:
+    """Metadata inside an export of a run."""
+    file = result.export(result.folder / "model.safetensors")["file"]
+    with safe_open(file, "pt") as opened:
+        found: dict[str, str] = opened.metadata()
+    return found

@@ -276,6 +276,7 @@ def test_a_recipe_becomes_that_of_the_deployment():
     for change, message in (
         ("federation.dropout=0.1", "simulated"), ("federation.stragglers=0.1", "simulated"),
         (["mechanism.clip=med", "mechanism.variant=published"], "real nodes make only sound releases"),
+        ("data.standardise=test", "real nodes read their own rows, which no recipe standardises"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             deployed(recipes.load("nodes", [change] if isinstance(change, str) else change), 5)

@@ -10,15 +10,17 @@ import onnx
 import pandas
 import pytest
 import torch
+from sklearn.datasets import load_breast_cancer
 from typer.testing import CliRunner
 
 import simulations
 from fedlgm import data
+from fedlgm.data.class_names import PUBLISHED
 from fedlgm.errors import ConfigError, DataError, FedlgmError, RunError
 from fedlgm_lab.reports.report import write_report
 from simulations.cli import app
 from simulations.exports.export import metadata
-from simulations.exports.predict import predict
+from simulations.exports.predict import _frame, predict
 
 GENERATOR = np.random.default_rng(0)
 TABLE = pandas.DataFrame(
@@ -138,6 +140,93 @@ def test_coefficients_are_those_of_the_model_by_name(linear):
     frame = linear.coefficients()
     assert (list(frame.index), list(frame.columns)) == (["age", "dose", "smokes", "(intercept)"], ["ill", "well"])
     assert frame.loc["dose", "well"] == pytest.approx(linear.model().weight[1, 1].item())
+
+
+def binary(folder: Path, **options) -> simulations.RunResult:
+    own = {"train": TABLE, "test": TABLE[:30], "target": "out"} | options
+    changes = [*OVERRIDES, "task.name=binary"]
+    return simulations.simulate(model=torch.nn.Linear(3, 1), data=own, overrides=changes, run_dir=folder / "run")
+
+
+def test_one_logit_is_that_of_the_second_class(tmp_path):
+    result = binary(tmp_path)
+    assert list(result.coefficients().columns) == ["well"]
+    TABLE.to_csv(tmp_path / "rows.csv", index=False)
+    found = predict(result.export(tmp_path / "m.onnx")["file"], tmp_path / "rows.csv").frame
+    x = torch.from_numpy(TABLE[["age", "dose", "smokes"]].to_numpy(np.float32))
+    well = torch.sigmoid(result.model()(x).double()).detach().numpy()[:, 0]
+    assert list(found.columns) == ["class", "P(ill)", "P(well)"]
+    assert np.allclose(found["P(well)"], well, atol=1e-5)
+    assert np.allclose(found["P(ill)"], 1 - well, atol=1e-5)
+    assert list(found["class"]) == np.where(found["P(well)"] > 0.5, "well", "ill").tolist()
+
+
+def test_one_logit_without_names_is_a_probability(tmp_path):
+    table = TABLE.assign(out=TABLE.out == "well")
+    result = binary(tmp_path, train=table, test=table[:30])
+    assert list(result.coefficients().columns) == ["output 0"]
+    TABLE.to_csv(tmp_path / "rows.csv", index=False)
+    found = predict(result.export(tmp_path / "m.safetensors")["file"], tmp_path / "rows.csv").frame
+    assert list(found.columns) == ["probability"]
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "columns"),
+    [
+        ("binary", ["a", "b"], ["P(a)", "P(b)"]),
+        ("multi-label", [], ["probability 0", "probability 1"]),
+        ("regression", [], ["output 0", "output 1"]),
+    ],
+)
+def test_outputs_have_the_names_of_their_classes(task, labels, columns):
+    assert list(_frame(np.zeros((1, 2)), task, labels).columns) == columns
+
+
+class Tokens(torch.nn.Module):
+    """Wards as ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = torch.nn.Embedding(5, 4), torch.nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.table(x).flatten(1))
+
+
+def test_integer_inputs_stay_integers(tmp_path):
+    x = pandas.DataFrame({"ward": GENERATOR.integers(0, 5, 80), "day": GENERATOR.integers(0, 5, 80)})
+    y = np.arange(80) % 2
+    result = simulations.simulate(
+        model=Tokens(), data={"train": (x, y), "test": (x, y)}, overrides=OVERRIDES, run_dir=tmp_path / "run"
+    )
+    file = result.export(tmp_path / "m.onnx")["file"]
+    x.to_csv(tmp_path / "rows.csv", index=False)
+    found = predict(file, tmp_path / "rows.csv").frame
+    expected = torch.softmax(result.model()(torch.from_numpy(x.to_numpy())).double(), 1).detach().numpy()
+    assert np.allclose(found[["P(0)", "P(1)"]], expected, atol=1e-5)
+    x.assign(ward=7).to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.raises(DataError, match=r"m\.onnx does not take the rows of .*rows\.csv: .*ut of"):
+        predict(file, tmp_path / "rows.csv")
+
+
+def test_the_bundled_table_has_the_names_and_constants_of_its_columns(tmp_path):
+    bunch = load_breast_cancer()
+    columns = data.load("breast-cancer").columns
+    assert [one["name"] for one in columns] == bunch.feature_names.tolist()
+    result = simulations.simulate("ten-hospitals", overrides={"federation.rounds": 1}, run_dir=tmp_path / "run")
+    assert list(result.coefficients().index) == [*bunch.feature_names, "(intercept)"]
+    pandas.DataFrame(bunch.data, columns=bunch.feature_names)[4::5].to_csv(tmp_path / "rows.csv", index=False)
+    found = predict(result.export(tmp_path / "m.safetensors")["file"], tmp_path / "rows.csv").frame
+    with torch.no_grad():
+        outputs = result.model()(torch.from_numpy(data.load("breast-cancer").test_x)).double().numpy()
+    assert np.allclose(found.iloc[:, 0], 1 / (1 + np.exp(-outputs[:, 0])), atol=1e-5)
+
+
+def test_names_of_published_classes_are_exported(tmp_path, monkeypatch):
+    monkeypatch.setitem(PUBLISHED, "digits", tuple("abcdefghij"))
+    result = simulations.simulate("digits", overrides=["federation.rounds=1"], run_dir=tmp_path / "run")
+    assert metadata(result.folder)["labels"] == result.labels == [*"abcdefghij"]
+    assert "a, b, c, d, e, f, g, h, i, j" in Path(write_report(result.folder)["report"]).read_text()
 
 
 def test_the_command_prints_rows_or_json(linear, models, tmp_path):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
+from fedlgm.errors import ConfigError
 from fedlgm.training.example_level.rules.base import Kept, KeptGradients, Rule, Scale, Use, add_scaled_
 from fedlgm.training.example_level.rules.convolution import ConvolutionRule
 from fedlgm.training.example_level.rules.embedding import EmbeddingRule
@@ -31,4 +32,23 @@ def rule_for(module: nn.Module) -> type[Rule] | None:
     return rule if rule is not None and not hooked(module) and rule.suits(module) else None
 
 
-__all__ = ["RULES", "Kept", "KeptGradients", "Rule", "Scale", "Use", "add_scaled_", "rule_for"]
+def require_rows(rule: type[Rule], module: nn.Module, name: str, x: Tensor) -> None:
+    """Refuse an input of a layer that has no dimension for the example.
+
+    Args:
+        rule: rule of the layer's type.
+        module: the layer.
+        name: its name.
+        x: its input.
+
+    Raises:
+        ConfigError: see above.
+    """
+    if x.dim() < rule.dimensions(module):
+        raise ConfigError(
+            f"{name or 'the module'} ({type(module).__name__}) needs {rule.dimensions(module)} dimensions, the example "
+            f"first, but got {tuple(x.shape)}, of which it would take the rows for one example"
+        )
+
+
+__all__ = ["RULES", "Kept", "KeptGradients", "Rule", "Scale", "Use", "add_scaled_", "require_rows", "rule_for"]

@@ -78,6 +78,14 @@ class Rule:
         """Whether this rule covers the module as it is configured."""
         return True
 
+    @classmethod
+    def dimensions(cls, module: Any) -> int:
+        """Least number of dimensions of an input whose first one is the example.
+
+        With fewer, torch takes all rows for one example, such as for the channels of one image.
+        """
+        return 1
+
     def shares(self, x: Tensor) -> bool:
         """Whether an input is one row for the whole batch. The layer is then called with a row for each example."""
         return False

@@ -42,6 +42,11 @@ class ConvolutionRule(ProductRule):
         """See `Rule`; grouped convolutions use the generic gradients."""
         return isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1
 
+    @classmethod
+    def dimensions(cls, module: nn.Conv2d | nn.Conv1d) -> int:
+        """See `Rule`."""
+        return 2 + len(module.kernel_size)
+
     def __init__(self, module: nn.Conv2d | nn.Conv1d, *args: Any) -> None:
         super().__init__(module, *args)
         self._flat = isinstance(module, nn.Conv1d)

@@ -14,6 +14,11 @@ class LinearRule(ProductRule):
 
     module: nn.Linear
 
+    @classmethod
+    def dimensions(cls, module: nn.Module) -> int:
+        """See `Rule`."""
+        return 2
+
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See `Rule`."""
         return torch.nn.functional.linear(x, self.module.weight.detach(), self.bias_of()), ()

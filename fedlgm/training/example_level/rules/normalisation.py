@@ -34,6 +34,11 @@ class LayerNormRule(_AffineRule):
 
     module: nn.LayerNorm
 
+    @classmethod
+    def dimensions(cls, module: nn.LayerNorm) -> int:
+        """See `Rule`."""
+        return 1 + len(module.normalized_shape)
+
     def input_gradient(self, use: Use) -> Tensor:
         """See `Rule`."""
         shape, weight = list(self.module.normalized_shape), self.module.weight.detach()
@@ -68,6 +73,11 @@ class GroupNormRule(_AffineRule):
     """`nn.GroupNorm` of [n, C, ...]."""
 
     module: nn.GroupNorm
+
+    @classmethod
+    def dimensions(cls, module: nn.Module) -> int:
+        """See `Rule`."""
+        return 2
 
     def input_gradient(self, use: Use) -> Tensor:
         """See `Rule`; torch's kernel, or three passes over cached data where that kernel is slow (channels last).

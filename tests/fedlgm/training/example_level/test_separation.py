@@ -10,12 +10,17 @@ from torch.nn.modules import module as modules
 
 from fedlgm import RunFacts, Sampling, Transcript, mechanisms
 from fedlgm.errors import ConfigError, Notice, PrivacyError
+from fedlgm.mechanisms.method import Method
+from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.layers import LayerTable
+from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import tasks
+from fedlgm.training.example_level.central import train
 from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.scaling import FlatClip
 from fedlgm.training.example_level.separation import TRIED_ROWS, KnownLayers, MappedRows, TriedRows, has_known_layers
 from fedlgm.training.example_level.trainer import ExampleTrainer
+from fedlgm.training.example_level.trial import try_examples
 
 BOUND = 0.3
 FEATURES = 6
@@ -428,3 +433,81 @@ def test_state_outside_of_a_model_and_its_task_is_a_condition(model, task):
     assert condition.startswith("conditional on no part of the model or task keeping what it has seen")
     assert "share 'SEEN' of" in condition
     SEEN.clear()
+
+
+WIDTH = 6
+
+
+def unbatched(kind: str, rows: int, frozen: bool) -> nn.Sequential:
+    """A model that takes all rows for the channels of one example if there are as many as channels."""
+    first: nn.Module = {
+        "linear": lambda: nn.Linear(rows, rows),
+        "norm": lambda: nn.LayerNorm((rows, WIDTH)),
+        "1d": lambda: nn.Conv1d(rows, rows, 1),
+        "2d": lambda: nn.Conv2d(rows, rows, 1),
+        "groups": lambda: nn.Conv1d(rows, rows, 1, groups=rows),
+    }[kind]()
+    first.requires_grad_(not frozen)
+    size = {"linear": 1, "2d": WIDTH * WIDTH}.get(kind, WIDTH)
+    return nn.Sequential(first, *([nn.Flatten()] if kind == "2d" else []), nn.Linear(size, 3))
+
+
+def rows_of(kind: str, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = {"linear": (rows,), "2d": (rows, WIDTH, WIDTH)}.get(kind, (rows, WIDTH))
+    return torch.randn(shape), torch.zeros(rows, dtype=torch.long)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 4, 32])
+@pytest.mark.parametrize("kind", ["linear", "norm", "1d", "2d", "groups"])
+def test_inputs_without_a_dimension_of_the_example_are_refused(kind, rows, frozen):
+    """Also for equal rows, whose influence on each other no trial can see."""
+    model, (x, y) = unbatched(kind, rows, frozen), rows_of(kind, rows)
+    layers = LayerTable.from_module(model)
+    for values in (x, torch.ones_like(x)):
+        for size in (None, rows):
+            gradients = ExampleGradients(model, layers, micro_batch=size)
+            with pytest.raises(ConfigError, match=r"needs \d dimensions, the example first, but got \("):
+                gradients.sum(values, y, FlatClip(1.0))
+            with pytest.raises(ConfigError, match=r"needs \d dimensions, the example first, but got \("):
+                gradients.condition(values)
+        with pytest.raises(ConfigError, match=r"model: .*needs \d dimensions, the example first"):
+            try_examples(model, layers, tasks.get(), values, y, type(model))
+
+
+def test_inputs_are_checked_again_when_their_dimensions_change():
+    model = nn.Sequential(nn.Conv1d(2, 2, 1).requires_grad_(False), nn.Flatten(), nn.Linear(2 * WIDTH, 3))
+    gradients = ExampleGradients(model, LayerTable.from_module(model), micro_batch=2)
+    gradients.sum(torch.randn(2, 2, WIDTH), torch.zeros(2, dtype=torch.long), FlatClip(1.0))
+    with pytest.raises(ConfigError, match=r"needs 3 dimensions"):
+        gradients.sum(torch.randn(2, WIDTH), torch.zeros(2, dtype=torch.long), FlatClip(1.0))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_layer_without_gradients_does_not_join_rows_either(frozen):
+    class Channels(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv1d(2, 2, 1).requires_grad_(not frozen), nn.Linear(WIDTH, 3)
+
+        def forward(self, x):
+            with torch.no_grad():
+                x = self.first(x)
+            return self.last(x)
+
+    model, x = Channels(), torch.randn(2, WIDTH)
+    layers = LayerTable.from_module(model)
+    gradients = ExampleGradients(model, layers, micro_batch=2)
+    with pytest.raises((ConfigError, RuntimeError), match=r"needs 3 dimensions|influence each other"):
+        gradients.sum(x, torch.zeros(2, dtype=torch.long), FlatClip(1.0))
+
+
+def test_nothing_is_charged_for_inputs_without_a_dimension_of_the_example(tmp_path):
+    for rows in (1, 2, 4, 32):
+        model, (x, y) = unbatched("1d", rows, True), rows_of("1d", rows)
+        facts = RunFacts(0.0, Sampling("poisson", rows, 0.5), rounds=2, epsilon=8.0, delta=1e-3)
+        method = Method.of(model, mechanisms.get("dp-sgd"), facts)
+        with Ledger(tmp_path / f"{rows}.sqlite", "training") as ledger:
+            with pytest.raises(ConfigError, match=r"needs 3 dimensions, the example first"):
+                train(model, x, y, method, keys=KeyRing.from_seed(1), ledger=ledger, lr=0.1)
+            assert ledger.rounds() == 0
