@@ -1,4 +1,4 @@
-"""What a round costs beyond these machines: `python -m benchmarks.beyond --write`.
+"""Cost of a round at scales beyond these machines: `python -m benchmarks.beyond --write`.
 
 Every part of a round is measured alone, on one core and in a process that starts fresh: the draw of a cohort, a bounded
 contribution, the sum of a block, the noise, the ledger and the accountant. The table for a million clients, cohorts of

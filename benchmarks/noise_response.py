@@ -101,7 +101,7 @@ CELLS: dict[str, tuple[str, ...]] = {
         "mechanism.span=8",
     ),
 }
-"""What is run here; the cells at epsilon 3 of `noise_and_split` belong to it."""
+"""Cells of this benchmark; those at epsilon 3 of `noise_and_split` belong to it."""
 PUSHED, IMAGES = (1, 16, 31, 46), 2000
 
 

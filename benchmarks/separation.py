@@ -1,8 +1,8 @@
-"""What it costs to run a user's model for one row at a time: `python -m benchmarks.separation [--write]`.
+"""Cost of running a user's model one row at a time: `python -m benchmarks.separation [--write]`.
 
-Each model's clipped sum is computed by `MappedRows`, in which its own code runs under `torch.func.vmap`, and by one
-call for the batch, which proves nothing. Both take turns in one process on one thread; a ratio is the first's
-processor time over the second's in the same turn.
+`MappedRows` runs the model's code under `torch.func.vmap`. The baseline calls the model once for the whole batch, which
+proves nothing. The two alternate in one process on one thread. A ratio is the processor time of `MappedRows` divided by
+that of the baseline in the same turn.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Mlp(nn.Module):
 
 
 class Cnn(nn.Module):
-    """Two convolutions and two layers, written as most tutorials do."""
+    """Two convolutions and two linear layers, written as in most tutorials."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Cnn(nn.Module):
 
 
 class Lstm(nn.Module):
-    """An LSTM over 20 steps of 16 features, which has generic gradients in both."""
+    """An LSTM over 20 steps of 16 features. Both sides compute its gradients by `torch.func`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Lstm(nn.Module):
 
 
 class Resnet(torchvision.models.ResNet):
-    """ResNet-18 with GroupNorm, as a class of one's own."""
+    """ResNet-18 with GroupNorm, as a user's class."""
 
     def __init__(self) -> None:
         block = torchvision.models.resnet.BasicBlock
@@ -80,7 +80,7 @@ class Resnet(torchvision.models.ResNet):
 
 
 class Pooled(nn.Module):
-    """Means of a transformer's outputs over the places."""
+    """Mean of a transformer's outputs over the positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ MODELS: dict[str, tuple[type[nn.Module], int, tuple[int, ...]]] = {
 
 
 def measure(make: type[nn.Module], batch: int, shape: tuple[int, ...], turns: int) -> dict[str, object]:
-    """Ratios of one model's steps, and the largest relative difference of the sums."""
+    """Ratios of one model's steps, and the relative difference of the two sums."""
     torch.manual_seed(0)
     model = make().train()
     tokens = make is Pooled
@@ -122,7 +122,7 @@ def measure(make: type[nn.Module], batch: int, shape: tuple[int, ...], turns: in
         for side, gradients in (("mapped", mapped), ("together", together)):
             started = time.process_time()
             sums[side] = gradients.sum(x, y, FlatClip(0.1)).total
-            if turn:  # the first warms up
+            if turn:  # the first turn is a warm-up
                 spent[side].append(time.process_time() - started)
     assert isinstance(mapped._separation, MappedRows)
     ratios = sorted(a / b for a, b in zip(*spent.values(), strict=True))
@@ -135,8 +135,8 @@ def measure(make: type[nn.Module], batch: int, shape: tuple[int, ...], turns: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=15, help="measured turns of each")
-    parser.add_argument("--write", action="store_true", help=f"keep the figures in {PLACE}")
+    parser.add_argument("--turns", type=int, default=15, help="measured turns per model")
+    parser.add_argument("--write", action="store_true", help=f"write the figures to {PLACE}")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ from clients.updates import ClientUpdates, LocalWork
 from fedlgm.aggregation.client_release import Asked, Contributions
 from fedlgm.aggregation.contributions import AnsweredUpdates, Updates, unbounded
 from fedlgm.extension.loader import named_arguments
-from fedlgm.extension.separation import Restored, fresh
+from fedlgm.extension.restored import Restored, fresh
 from fedlgm.mechanisms import Mechanism
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.filling import filled_row

@@ -7,10 +7,11 @@ A process imports them when it calls these functions. Flower's public modules (`
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -157,6 +158,21 @@ def failed_reply(message: Message, details: str) -> Message:
     from flwr.common.constant import ErrorCode
 
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, details), reply_to=message)
+
+
+def called_by(function: Callable[..., Any]) -> Iterator[Any]:
+    """The app's function and the mods before it, which Flower keeps in the closures of the function that joins them.
+
+    Args:
+        function: the `call_next` of a mod.
+    """
+    waiting: list[Any] = [function]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, FunctionType) and each.__module__ == "flwr.client.mod.utils":
+            waiting += [cell.cell_contents for cell in each.__closure__ or ()]
+        else:
+            yield each
 
 
 class Sleeps(Protocol):

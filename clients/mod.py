@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from torch import Tensor, nn
 
 from clients.consent import Agreed, Consent
+from clients.flower_private import called_by
 from clients.layerwise import asked_of, place_reply, reply_with
 from clients.replying import ReplyingApp, quiet
 from clients.serving import OneClient
@@ -72,8 +73,14 @@ class PrivateUpdates:
         self._module = copied(model)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
-        """Serve one message: "query" names the client, "train" trains and bounds, all others are refused."""
+        """Serve one message: "query" names the client, "train" trains and bounds, all others are refused.
+
+        Raises:
+            ConfigError: a mod of Flower's own differential privacy comes after this one.
+        """
         kind = message.metadata.message_type
+        for mod in called_by(call_next):
+            _refuse_noise_of_flower(mod)
         if kind == MessageType.QUERY:
             return self.answer(message, context)
         own = _own_client(context)
@@ -232,6 +239,13 @@ class PrivateClientApp(ReplyingApp):
 
         return decorator
 
+    def train(self, *arguments: Any, mods: Sequence[Any] | None = None, **options: Any) -> Callable[[Any], Any]:
+        """Flower's decorator; mods are refused as those of the app are."""
+        for mod in mods or ():
+            _refuse_noise_of_flower(mod)
+        train: Callable[[Any], Any] = super().train(*arguments, mods=list(mods or ()), **options)
+        return train
+
     def evaluate(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
         """Flower's decorator, with a warning. The function is kept, but no strategy of fedlgm calls it."""
         warnings.warn(
@@ -247,12 +261,13 @@ class PrivateClientApp(ReplyingApp):
 
 def _refuse_noise_of_flower(mod: Any) -> None:
     """Refuse the mods of Flower's own differential privacy, which would bound and noise a second time."""
-    kind = mod if hasattr(mod, "__name__") else type(mod)
-    if kind.__module__.startswith("flwr.") and kind.__name__ in _FLOWERS_NOISE:
-        raise ConfigError(
-            f"mods: {kind.__name__} is a part of Flower's own differential privacy: PrivateClientApp bounds the update "
-            "already, and a second bound or noise only adds error that no ledger counts; leave it out"
-        )
+    for kind in (mod, *type(mod).__mro__):
+        name = getattr(kind, "__name__", "")
+        if name in _FLOWERS_NOISE and str(kind.__module__).startswith("flwr."):
+            raise ConfigError(
+                f"mods: {name} is a part of Flower's own differential privacy: the update is bounded already, and a "
+                "second bound or noise only adds error that no ledger counts; leave it out"
+            )
 
 
 def node_keys(context: Context) -> KeyRing:

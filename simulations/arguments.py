@@ -117,7 +117,7 @@ def recipe_of(
 
     Other arguments are those of `simulate`.
     """
-    raw = recipe.model_dump(exclude_none=True) if isinstance(recipe, Recipe) else recipes.read(recipe)
+    raw = recipe.written() if isinstance(recipe, Recipe) else recipes.read(recipe)
     own.into(raw)
     bundled = own.data is not None and (recipe is None or recipe in recipes.names())
     if bundled:

@@ -7,6 +7,7 @@ import numbers
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from fedlgm.training.models.requirements import require_stateless, require_train
 from strategies.cohort import CohortSampler
 from strategies.layerwise import LayerwiseFedAvg
 from strategies.nodes import OneNodePerClient
+from strategies.own_aggregate import Figures, unsent_figure, untied
 from strategies.releaser import Releaser
 from strategies.server_optimizer import ServerStep, server_step
 
@@ -155,6 +157,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         owner = hashlib.sha256(repr((chosen, method.facts, method.layers.names)).encode()).hexdigest()
         opened = Ledger(path_of("ledger", ledger), owner)
         self._new, self._starting = not continue_ledger, False
+        self._held = ExitStack()
+        self._tried = self._on_trial = False  # a subclass' `aggregate_train`
         super().__init__(
             method,
             start,
@@ -185,7 +189,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         Raises:
             ConfigError: `num_rounds` is not a whole number, or negative; another argument has a wrong type.
             DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the previous round.
-            LedgerError: another process has charged rounds to the ledger since this strategy was created.
+            LedgerError: another run is charging the ledger, or has charged rounds since this strategy was created.
         """
         left = self.method.facts.rounds - self.transcript.rounds
         if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
@@ -203,8 +207,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         _require_types(initial_arrays, (train_config, evaluate_config), evaluate_fn)
         if initial_arrays is not None and self.transcript.rounds == 0:
             _warn_of_arrays(initial_arrays, (self._state(), self.initial_arrays()))
-        if self._new and not self._configured:
-            self.method.require_rounds(self.releaser.ledger, self.transcript)
+        self._hold()
         self._starting = True
         try:
             evaluate = None if evaluate_fn is None else partial(_evaluated, evaluate_fn)
@@ -213,12 +216,10 @@ class PrivateFedAvg(LayerwiseFedAvg):
             own = type(self).aggregate_train
             if own is PrivateFedAvg.aggregate_train or own.__name__ not in _functions(error):
                 raise
-            raise ConfigError(
-                f"{type(self).__name__}.aggregate_train looks for {error}, which no client sends: clients' metrics are "
-                "not protected and stay with them; evaluate on the server with start(evaluate_fn=...)"
-            ) from error
+            raise self._without(error) from error
         finally:
             self._starting = False
+            self._held.close()
             self._print_cost()
         result.arrays = self._state()
         return result
@@ -249,15 +250,52 @@ class PrivateFedAvg(LayerwiseFedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The round's messages. They carry the strategy's own model, which `arrays` shows as a `state_dict`."""
+        """The round's messages. They carry the strategy's own model, which `arrays` shows as a `state_dict`.
+
+        A subclass' `aggregate_train` is first called once on a copy of the strategy, with the reply of a client whose
+        update is zero.
+
+        Raises:
+            ConfigError: it reads a figure that no client sends; nothing is charged.
+        """
+        if not self._tried and type(self).aggregate_train is not PrivateFedAvg.aggregate_train:
+            trial = untied(self)
+            trial._on_trial = True
+            aggregate = partial(trial.aggregate_train, server_round)
+            missing = unsent_figure(aggregate, server_round, self.method.layers.size)
+            if missing is not None:
+                raise self._without(missing)
+        self._tried = True
+        if not self._starting:
+            self._hold()
         return super().configure_train(server_round, self.initial_arrays(), config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """The next model in the form of its `load_state_dict` (see `LayerwiseFedAvg.aggregate_train`)."""
-        _, metrics = super().aggregate_train(server_round, replies)
+        if self._on_trial:
+            return self._state(), Figures({"round": self.transcript.rounds + 1})
+        try:
+            _, metrics = super().aggregate_train(server_round, replies)
+        finally:
+            if not self._starting:
+                self._held.close()
         if not self._starting and self.transcript.rounds == self.method.facts.rounds:
             self._print_cost()  # the rounds are those of a subclass' own `start`
         return self._state(), metrics
+
+    def _hold(self) -> None:
+        """Hold the ledger, which must not have other rounds before the first one, until `_held` is closed."""
+        with ExitStack() as held:
+            held.enter_context(self.releaser.ledger.held())
+            if self._new and not self._configured:
+                self.method.require_rounds(self.releaser.ledger, self.transcript)
+            self._held = held.pop_all()
+
+    def _without(self, missing: KeyError) -> ConfigError:
+        return ConfigError(
+            f"{type(self).__name__}.aggregate_train looks for {missing}, which no client sends: clients' metrics are "
+            "not protected and stay with them; evaluate on the server with start(evaluate_fn=...)"
+        )
 
     def _print_cost(self) -> None:
         epsilon, (budget, delta) = self.epsilon(), self.method.facts.budget()

@@ -1,4 +1,4 @@
-"""A mechanism of one's own: 20 lines, named in a recipe as "own_mechanism:InverseSize"."""
+"""A mechanism in 20 lines. A recipe names it "own_mechanism:InverseSize"."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A query of one's own, and a mechanism that asks it: in a recipe "own_query:FallingBound"."""
+"""An auxiliary query and a mechanism that uses it. A recipe names the mechanism "own_query:FallingBound"."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from fedlgm import Guarantee, Mechanism, ReleasePlan
 from fedlgm.planning.queries import AuxiliaryQuery, NoisyQuery, register
 
 
-@register  # clients make the query from its name
+@register  # clients look up the query by its name
 class Short(AuxiliaryQuery):
     """The share of clients whose update is at most half as long as the bound."""
 
@@ -25,7 +25,7 @@ class Short(AuxiliaryQuery):
 
 @dataclass(frozen=True)
 class FallingBound(Mechanism):
-    """Halves the bound after a round in which most updates were short; the query takes a tenth of the budget."""
+    """Halves the bound after a round in which most updates were short. The query takes a tenth of the budget."""
 
     bound: float = 1.0
 

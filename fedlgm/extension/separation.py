@@ -1,8 +1,9 @@
-"""Separation of clients by construction: no state of a user's part passes from one client to the next.
+"""State that copies of a user's parts share, through which one client could affect the next.
 
 Each client starts from the parts (model, task, trainer) as they were before the first client. A deep copy and
-`Restored` cover state in the attributes of objects. Functions, classes, and what they refer to are shared by all
-copies: `shared_state` names the first of them that could keep state, and the guarantee is then conditional.
+`fedlgm.extension.restored.Restored` cover state in the attributes of objects. Functions, classes, and what they refer to are
+shared by all copies: `shared_state` names the first of them that could keep state, and the guarantee is then
+conditional.
 
 Code of `KNOWN` packages keeps nothing between calls outside the attributes and buffers of its objects, and layers of
 PyTorch and parts of this package keep nothing there either (`keeps_nothing`), so that nothing needs to be restored.
@@ -17,10 +18,8 @@ import enum
 import functools
 import re
 from abc import ABCMeta
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -33,17 +32,14 @@ from types import (
     NoneType,
     UnionType,
 )
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from fedlgm.errors import PrivacyError
 from fedlgm.extension.annotations import with_article
-
-T = TypeVar("T")
 
 KNOWN = frozenset(
     [
@@ -89,7 +85,7 @@ _REFLECTION = frozenset(["globals", "vars", "locals", "setattr", "delattr", "exe
 _COPYING = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__")
 _MAKING = ("__init__", "__new__", "__post_init__")
 _RANDOM = ("random", "numpy.random")
-_LINKS = ("_parameters", "_buffers", "_modules")
+LINKS = ("_parameters", "_buffers", "_modules")
 
 
 class Reached(NamedTuple):
@@ -154,20 +150,21 @@ def reach(root: Any, path: str) -> Iterator[Reached]:
     while waiting:
         item = waiting.pop()
         key = id(item.value), item.shared, item.made
-        if _is_plain(item.value) or key in seen:
+        if is_plain(item.value) or key in seen:
             continue
         seen[key] = item.value  # so that no other object gets its id
         yield item
         waiting += _inside(item)
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether it is an immutable value of a known package."""
     return isinstance(value, _VALUES) and package_of_code(type(value)) in KNOWN
 
 
 def _is_plain_layer(value: Any) -> bool:
     """Whether it is a layer without tensors that keeps nothing, such as a loss of PyTorch."""
-    return isinstance(value, nn.Module) and keeps_nothing(value) and not _tensors_of(value)
+    return isinstance(value, nn.Module) and keeps_nothing(value) and not tensors_of(value)
 
 
 def _inside(item: Reached) -> list[Reached]:
@@ -193,7 +190,7 @@ def _inside(item: Reached) -> list[Reached]:
     elif isinstance(value, list | tuple | set | frozenset | deque):
         held = [(f"{path}[{i}]", each) for i, each in enumerate(value)]
     for name, each in _attributes(value):
-        linked = isinstance(value, nn.Module) and name in _LINKS
+        linked = isinstance(value, nn.Module) and name in LINKS
         held += [(f"{path}.{own}".lstrip("."), inner) for own, inner in (each.items() if linked else [(name, each)])]
     kind = Reached(type(value).__name__, type(value), top)
     return [kind, *(Reached(name, each, top if shared else name, shared) for name, each in held)]
@@ -292,32 +289,35 @@ def shared_state(model: nn.Module | None = None, task: Any = None, trainer: Any 
     parts = {"model": model, "task": task, "trainer": trainer}
     used = {name: part for name, part in parts.items() if part is not None and not keeps_nothing(part)}
     for name, part in used.items():
-        fixed = isinstance(part, nn.Module) and any(not each.requires_grad for each in _tensors_of(part).values())
+        fixed = isinstance(part, nn.Module) and any(not each.requires_grad for each in tensors_of(part).values())
         for item in reach(part, "" if name == "model" else name):
             why = _why(item, fixed)
             if why is not None:
                 return why
     try:
         copy.deepcopy(trainer)
-        Restored.pairs(nn.Module() if model is None else model, task)
+        copies(nn.Module() if model is None else model, task)
     except Exception as error:  # a user's object may raise anything
         return f"{' and '.join(used)} cannot be copied ({' '.join(f'{type(error).__name__}: {error}'.split())})"
     return None
 
 
-def fresh(part: T) -> T:
-    """A copy of a part that keeps state, so that the part itself stays as it is; what cannot be copied is shared."""
-    if _ONE_CLIENT.get() or keeps_nothing(part):
-        return part
-    try:
-        return copy.deepcopy(part)
-    except Exception:  # a user's object may raise anything; `shared_state` says so
-        return part
-
-
-def _tensors_of(module: nn.Module) -> dict[int, Any]:
+def tensors_of(module: nn.Module) -> dict[int, Any]:
     """Parameters and buffers, as the memory of a deep copy that shares them."""
     return {id(each): each for each in (*module.parameters(), *module.buffers())}
+
+
+def copies(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
+    """Copies of the modules and of the task, which share all tensors, each with its original.
+
+    Raises:
+        Exception: a user's object cannot be copied.
+    """
+    for kind in {base for part in (*module.modules(), task) for base in type(part).__mro__}:
+        if vars(kind).get("__slots__") and package_of_code(kind) not in KNOWN:
+            raise TypeError(f"{kind.__name__} has slots")
+    before, own = copy.deepcopy((module, task), tensors_of(module))
+    return list(zip((*before.modules(), own), (*module.modules(), task), strict=True))
 
 
 def _why(item: Reached, unseen: bool) -> str | None:
@@ -370,7 +370,7 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
 
     Args:
         function: the function.
-        unseen: whether it could write values that `Restored` does not restore.
+        unseen: whether it could write values that `fedlgm.extension.restored.Restored` does not restore.
     """
     label, free, space = function.__qualname__, function.__code__.co_freevars, function.__globals__
     for code in _codes(function.__code__):
@@ -401,217 +401,3 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
             elif kind != "CACHE":
                 root = ""
     return None
-
-
-_ONE_CLIENT = ContextVar("_ONE_CLIENT", default=False)
-
-
-@contextmanager
-def one_client() -> Iterator[None]:
-    """Trainers that are made in the block get copies of their own and train one client: they restore nothing."""
-    token = _ONE_CLIENT.set(True)
-    try:
-        yield
-    finally:
-        _ONE_CLIENT.reset(token)
-
-
-class Watched:
-    """The users' functions and classes that parts reach, which no client may change: all copies share them.
-
-    Args:
-        parts: see `shared_state`, which would not see a change through another name.
-
-    Example:
-        >>> __name__ = "mypkg.losses"
-        >>> def loss(outputs, targets):
-        ...     this = loss
-        ...     this.seen = outputs
-        >>> watched = Watched(task=loss)
-        >>> loss(1, 2)
-        >>> watched.check()
-        Traceback (most recent call last):
-            ...
-        fedlgm.errors.PrivacyError: training has changed loss.seen, which all copies share: ...
-    """
-
-    def __init__(self, **parts: Any) -> None:
-        self._held: list[tuple[Any, dict[str, Any]]] = []
-        if shared_state(**parts) is None:  # otherwise the guarantee is conditional
-            reached = [item for part in parts.values() for item in reach(part, "") if item.shared]
-            held = {id(item.value): item.value for item in reached if _is_watched(item.value)}
-            self._held = [(each, _own_names(each)) for each in held.values()]
-
-    def check(self) -> None:
-        """Refuse a change.
-
-        Raises:
-            PrivacyError: the message names the attribute.
-        """
-        for each, before in self._held:
-            now = _own_names(each)
-            if now.keys() != before.keys() or any(now[name] is not value for name, value in before.items()):
-                name = next(n for n in {**now, **before} if now.get(n, ...) is not before.get(n, ...))
-                label = getattr(each, "__qualname__", type(each).__name__)
-                raise PrivacyError(
-                    f"training has changed {label}.{name}, which all copies share: keep state "
-                    "in attributes of self, which are restored for every client"
-                )
-
-
-def _is_watched(value: Any) -> bool:
-    """Whether it is a user's function or class, or a module that all copies share."""
-    code = isinstance(value, FunctionType | type) and package_of_code(value) not in KNOWN
-    return code or isinstance(value, nn.Module)
-
-
-def _own_names(value: Any) -> dict[str, Any]:
-    """Attributes, without those that Python and its libraries fill in."""
-    return {name: each for name, each in vars(value).items() if not name.startswith(("__", "_abc_", "_torchdynamo"))}
-
-
-class Restored:
-    """A model and its task as they were, again before every client.
-
-    Modules, parameters, buffers and the task stay the same objects, so that what refers to them stays valid. Their
-    attributes are restored. Values of buffers and frozen parameters are not: `Unchanged` refuses a model that writes
-    them.
-
-    Args:
-        module: the model.
-        task: its task.
-
-    Example:
-        >>> class Counts(nn.Linear):
-        ...     def forward(self, x):
-        ...         self.calls = getattr(self, "calls", 0) + 1
-        ...         return super().forward(x)
-        >>> module = Counts(2, 1)
-        >>> restored = Restored.of(module, object())
-        >>> _ = module(torch.zeros(1, 2))
-        >>> changed = restored.restore()
-        >>> hasattr(module, "calls")
-        False
-    """
-
-    def __init__(self, module: nn.Module, task: Any) -> None:
-        self._pairs, tensors = self.pairs(module, task), _tensors_of(module)  # the memo has the copies' ids
-        self._tensors = [(each, dict(vars(each))) for each in tensors.values()]
-        self._watched = Watched(model=module, task=task)
-        self._objects = [_Attributes(before, now) for before, now in self._pairs]
-        self._memo: dict[int, Any] = tensors | {id(before): now for before, now in self._pairs}
-        for (before, _), each in zip(self._pairs, self._objects, strict=True):
-            self._memo |= {id(vars(before)[name]): container for name, container, _ in each.links}
-
-    @staticmethod
-    def pairs(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
-        """Copies of the modules and of the task, which share all tensors, each with its original."""
-        for kind in {base for part in (*module.modules(), task) for base in type(part).__mro__}:
-            if vars(kind).get("__slots__") and package_of_code(kind) not in KNOWN:
-                raise TypeError(f"{kind.__name__} has slots")
-        before, own = copy.deepcopy((module, task), _tensors_of(module))
-        return list(zip((*before.modules(), own), (*module.modules(), task), strict=True))
-
-    @classmethod
-    def of(cls, module: nn.Module, task: Any) -> Restored | None:
-        """None if nothing needs to be restored, or if the parts cannot be copied (`shared_state` then says so)."""
-        if _ONE_CLIENT.get() or (keeps_nothing(module) and keeps_nothing(task)):
-            return None
-        try:
-            return cls(module, task)
-        except Exception:  # a user's object may raise anything
-            return None
-
-    def modes(self) -> list[tuple[nn.Module, bool]]:
-        """Every module, and whether it is in training mode."""
-        return [(part, part.training) for _, part in self._pairs if isinstance(part, nn.Module)]
-
-    def check(self) -> None:
-        """See `Watched.check`."""
-        self._watched.check()
-
-    def restore(self) -> bool:
-        """Undo everything that the last client left behind.
-
-        Returns:
-            Whether it may have left something.
-
-        Raises:
-            PrivacyError: it has changed a class or function.
-        """
-        self.check()
-        changed = False
-        memo = dict(self._memo)
-        for tensor, held in self._tensors:
-            tensor.grad = None
-            if vars(tensor) or held:
-                changed = True
-                vars(tensor).clear()
-                vars(tensor).update(held)
-        for each in self._objects:
-            changed |= each.restore(memo)
-        return changed
-
-
-@contextmanager
-def restored_around(restored: Restored | None) -> Iterator[None]:
-    """Undo what was left behind, before and after the code inside; training modes stay as they are outside."""
-    if restored is None:
-        yield
-        return
-    modes = restored.modes()
-
-    def restore() -> None:
-        restored.restore()
-        for part, mode in modes:
-            part.training = mode
-
-    restore()
-    try:
-        yield
-    finally:
-        restore()
-
-
-class _Attributes:
-    """The attributes of one object.
-
-    Args:
-        before: copy of the object.
-        now: the object.
-    """
-
-    def __init__(self, before: Any, now: Any) -> None:
-        self._now: dict[str, Any] = getattr(now, "__dict__", {})
-        held: dict[str, Any] = getattr(before, "__dict__", {})
-        links = _LINKS if isinstance(now, nn.Module) else ()
-        self._names = held.keys()
-        self._values = [(name, value) for name, value in held.items() if _is_plain(value)]
-        self.links = [
-            (name, self._now[name], dict(self._now[name]) if value else {})
-            for name, value in held.items()
-            if name in links or (type(value) in (dict, OrderedDict, set) and not value)
-        ]
-        others = self._names - {name for name, *_ in (*self._values, *self.links)}
-        self._copied = [(name, value) for name, value in held.items() if name in others]
-
-    def restore(self, memo: dict[int, Any]) -> bool:
-        """Restore them, and return whether they may have changed; `memo` is that of `copy.deepcopy`."""
-        now, changed = self._now, bool(self._copied)
-        for name in now.keys() - self._names:
-            changed = True
-            del now[name]
-        for name, value in self._values:
-            if now.get(name, ...) is not value:
-                changed = changed or name != "training"
-                now[name] = value
-        for name, container, items in self.links:
-            changed |= now.get(name) is not container
-            now[name] = container
-            if len(container) != len(items) or any(container.get(key) is not value for key, value in items.items()):
-                changed = True
-                container.clear()
-                container.update(items)
-        for name, value in self._copied:
-            now[name] = copy.deepcopy(value, memo)
-        return changed

@@ -27,7 +27,8 @@ from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.data import DataSet, Loadable, Partition, load
 from fedlgm.errors import ConfigError, DataError, Notice, PrivacyError, prefix_key
 from fedlgm.extension.loader import named_arguments
-from fedlgm.extension.separation import fresh, shared_state
+from fedlgm.extension.restored import fresh
+from fedlgm.extension.separation import shared_state
 from fedlgm.extension.trial import prepared, require_same_losses
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.base import require_mechanism

@@ -1,7 +1,7 @@
 """Trials of a user's model, task and trainer on a few examples, before a run writes anything.
 
 An update must be a function of the client's own examples, and a prepared example one of that example alone. A trial
-finds mistakes early and proves nothing: `fedlgm.extension.separation` keeps clients apart by construction.
+finds mistakes early and proves nothing: `fedlgm.extension.restored` keeps clients apart by construction.
 `fedlgm.training.example_level.trial` has the stricter trial of runs that bound examples.
 """
 
@@ -19,7 +19,7 @@ from fedlgm.data import DataSet
 from fedlgm.data.pixels import Pixels
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.extension.loader import is_bundled, package_of, users_code
-from fedlgm.extension.separation import fresh
+from fedlgm.extension.restored import fresh
 from fedlgm.training import inputs, models
 from fedlgm.training.devices import or_another_thread, seeded
 from fedlgm.training.inputs import Inputs

@@ -28,6 +28,7 @@ from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.extension.loader import named_arguments
 from fedlgm.files import path_of, transaction
+from fedlgm.privacy import ledger_file
 from fedlgm.privacy.chain import digest
 from fedlgm.privacy.charge import Charge, Draft, Head
 from fedlgm.privacy.guarantee import Claim, Guarantee, Status
@@ -339,6 +340,19 @@ class Ledger:
     def _rows(self, query: str, *values: int) -> list[Any]:
         with self._translated():
             return self._db.execute(query, values).fetchall()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs, also those of other processes, from holding this ledger in the block.
+
+        A run holds its ledger from the check that the ledger has no other rounds to its own last charge. The operating
+        system lets go of it when the process ends.
+
+        Raises:
+            LedgerError: another run holds it.
+        """
+        with ledger_file.held(self.path):
+            yield
 
     def close(self) -> None:
         """Flush the write-ahead log into the file and close it."""

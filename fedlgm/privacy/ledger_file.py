@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import secrets
 import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from fedlgm.errors import LedgerError
@@ -97,6 +100,31 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> None:
     (found,) = db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
     if found != owner:
         raise LedgerError(f"the ledger {path} belongs to another run; give this run its own folder")
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a ledger in the block. The lock is that of a file beside it, which stays.
+
+    A lock of the ledger's own file would end SQLite's locks of this process when it is closed.
+
+    Raises:
+        LedgerError: another run holds it, or the file cannot be locked.
+    """
+    whole = path.resolve()  # the ledger may be a link
+    place = whole.with_name(whole.name + ".lock")
+    with ExitStack() as stack:
+        try:
+            descriptor = os.open(place, os.O_RDONLY | os.O_CREAT, PUBLIC)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LedgerError(
+                f"another run is charging the ledger {path}: wait until it ends, or name a new file"
+            ) from error
+        except OSError as error:
+            raise LedgerError(f"the ledger {path} cannot be held: {place}: {error.strerror}") from error
+        yield
 
 
 def remedy(error: Exception, path: Path) -> str:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import ConfigError
-from fedlgm.extension.separation import Watched, one_client
-from fedlgm.planning.layers import LayerTable
-from fedlgm.training.base import ClientTask, LocalTraining, Trainer
+from fedlgm.extension.restored import Watched, one_client
+from fedlgm.training.base import ClientTask, Trainer
 from fedlgm.training.devices import seeded
 from fedlgm.training.models.copies import copied
 from fedlgm.training.tasks import Task
@@ -27,11 +26,10 @@ class ClientsApart:
 
     Args:
         make: maker of the trainer: (module, layers, settings, *, device, task) -> `Trainer`.
-        module: the model.
-        layers: its layer table.
-        settings: local training.
-        device: device of the training; updates stay there.
-        task: task with the loss.
+        module: see `SequentialTrainer`.
+        given: layer table and settings; see `SequentialTrainer`.
+        device: see `SequentialTrainer`.
+        task: see `SequentialTrainer`.
 
     Raises:
         ConfigError: the model cannot be copied.
@@ -44,6 +42,8 @@ class ClientsApart:
         ...         for _ in tasks:
         ...             self.clients += 1
         ...             yield torch.full((1, self.size), float(self.clients))
+        >>> from fedlgm import LayerTable
+        >>> from fedlgm.training import LocalTraining
         >>> module = nn.Linear(1, 1)
         >>> layers = LayerTable.from_module(module)
         >>> trainer = ClientsApart(Counts, module, layers, LocalTraining())
@@ -56,14 +56,12 @@ class ClientsApart:
         self,
         make: Callable[..., Trainer],
         module: nn.Module,
-        layers: LayerTable,
-        settings: LocalTraining,
-        *,
+        *given: Any,
         device: torch.device | str = "cpu",
         task: Task | None = None,
     ) -> None:
         self._device = torch.device(device)
-        self._parts: tuple[Any, ...] = make, module, layers, settings, task
+        self._parts: tuple[Any, ...] = make, module, *given, task
         self._shared: Trainer | None = None
         self._watched: Watched | None = None
         copied(module)

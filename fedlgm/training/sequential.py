@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.extension.loader import named_arguments
-from fedlgm.extension.separation import Restored, fresh, keeps_nothing
+from fedlgm.extension.restored import Restored, fresh
+from fedlgm.extension.separation import keeps_nothing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.layout import pools_maxima, prefer_channels_last_
 from fedlgm.training import inputs

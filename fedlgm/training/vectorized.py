@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, vmap
 from fedlgm.aggregation.kernels import empty_block
 from fedlgm.errors import ConfigError, MemoryWarning, Notice, out_of_memory
 from fedlgm.extension.loader import named_arguments
-from fedlgm.extension.separation import Restored, fresh
+from fedlgm.extension.restored import Restored, fresh
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.devices import exact_arithmetic, keep_freed_memory

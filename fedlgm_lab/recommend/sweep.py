@@ -87,6 +87,11 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
         (20, 100, True)
     """
     changes = list(overrides)
+    if any(change.partition("=")[0].strip() == "privacy.noise_multiplier" for change in changes):
+        raise ConfigError(
+            "--sweep varies privacy.epsilon, from which the noise follows: leave out --set privacy.noise_multiplier, "
+            "or leave out --sweep"
+        )
     for key in ("privacy.epsilon", "federation.clients"):
         if any(change.partition("=")[0].strip() == key for change in changes):
             raise ConfigError(f"--sweep varies {key}: leave out --set {key}, or leave out --sweep")

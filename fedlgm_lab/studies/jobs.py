@@ -170,8 +170,9 @@ def planned(
     Args:
         base: the recipe of all runs.
         methods: result of `methods_of`.
-        axes: values by recipe key. A budget has no effect on a method without privacy, and an option of [mechanism] no
-            effect on a method that lacks it. Such a method has one run where others have one for each value.
+        axes: values by recipe key. A budget or noise multiplier has no effect on a method without privacy, and an
+            option of [mechanism] no effect on a method that lacks it. Such a method has one run where others have one
+            for each value.
         seeds: numbers of the repetitions.
         options: {"mechanism.option": value}, which apply to the methods that have the option.
         own: objects of all runs.
@@ -254,7 +255,7 @@ def _made(
 
 def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
     """The base recipe with another mechanism, which keeps the options that it has."""
-    raw = base.model_dump(exclude_none=True)
+    raw = base.written()
     if method.mechanism is not None:
         Own(mechanism=method.mechanism).into(raw)
     elif (method.name, method.variant) != (base.mechanism.name, base.mechanism.variant):
@@ -288,7 +289,7 @@ def _folder(method: Method, point: Mapping[str, Any], repetition: int) -> str:
 
 def _means(key: str, method: Method, known: Mapping[str, set[str]]) -> bool:
     """Whether a key of the grid affects a method."""
-    if key == "privacy.epsilon":
+    if key in ("privacy.epsilon", "privacy.noise_multiplier"):
         return method.private
     return not key.startswith("mechanism.") or key.removeprefix("mechanism.") in known[method.label]
 

@@ -73,7 +73,7 @@ class Search:
             raise ConfigError("search: the mechanism is given as an object, so its options cannot be searched")
         candidates, costs = [], {}
         for settings in combinations:
-            raw = base.model_dump(exclude_none=True)
+            raw = base.written()
             override(raw, settings)
             candidate = settled(recipes.validate(raw))
             candidates.append(candidate)

@@ -83,7 +83,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         _stop(folder, list(started))
         raise
     say(f"{len(settings.nodes)} nodes are connected to https://{settings.host}:{settings.port}")
-    say("whoever can open a connection to the SuperLink's control port on this machine can run code as this user")
+    say("anyone who can open a connection to the SuperLink's control port on this machine can run code as this user")
 
 
 def _check_ports(settings: Settings, running: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from clients.source import ClientData
 from fedlgm.aggregation.client_release import Asked, Contributions, Keys, Noised, client_release
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_bundled
-from fedlgm.extension.separation import fresh
+from fedlgm.extension.restored import fresh
 from fedlgm.noise.integer import words
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.layers import LayerTable

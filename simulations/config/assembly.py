@@ -18,7 +18,7 @@ from fedlgm.data import DataSet, Partition
 from fedlgm.data.spent import Spent, division_name
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.extension.loader import is_reference, passed
-from fedlgm.extension.separation import fresh
+from fedlgm.extension.restored import fresh
 from fedlgm.extension.trial import Examples, prepared
 from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
@@ -35,7 +35,7 @@ from fedlgm.training.rates import factors
 from fedlgm.training.tasks import Task
 from fedlgm.training.tasks.own_figures import own_figures
 from simulations.config import trials
-from simulations.config.facts import facts_of
+from simulations.config.facts import facts_of, published_examples
 from simulations.config.fixed_noise import require_noise
 from simulations.config.messages import in_section
 from simulations.config.own import Own
@@ -199,7 +199,7 @@ class Assembly:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What the guarantee assumes of users' parts (`RunFacts.assumes`)."""
+        """Assumptions of the guarantee about users' parts (`RunFacts.assumes`)."""
         return self.recipe.protects.conditions(self) if self.own_parts else ()
 
     @property
@@ -218,10 +218,7 @@ class Assembly:
     @property
     def _published_examples(self) -> int | None:
         """Number of training examples as published or as stated by the recipe; None if only the data contain it."""
-        section = self.recipe.data
-        if self.own.data is not None or section.partition != "iid":
-            return None
-        return data.published_examples(section.name, section.train_images)
+        return None if self.own.data is not None else published_examples(self.recipe)
 
     @property
     def stated(self) -> str:

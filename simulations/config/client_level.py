@@ -126,7 +126,7 @@ class ClientLevel(UnitKind):
         return VotingWork(trainer, section.local, source, recipe.federation.stragglers, votes=votes)
 
     def conditions(self, assembly: Assembly) -> tuple[str, ...]:
-        """See `UnitKind.conditions`; no state of a user's part passes from one client to the next by construction."""
+        """See `UnitKind.conditions`; there is one more if a user's parts could carry state between clients."""
         training, task, kind = assembly.recipe.training, assembly.task, assembly.trainer_kind
         why: str | None = None
         if training.kernel == "native":  # its clients run no code of a user

@@ -15,7 +15,7 @@ from fedlgm import privacy
 from fedlgm.data import Partition
 from fedlgm.errors import ConfigError, PrivacyError, prefix_key
 from fedlgm.extension.loader import is_reference
-from fedlgm.extension.separation import fresh
+from fedlgm.extension.restored import fresh
 from fedlgm.mechanisms import Mechanism
 from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Relation, Unit
@@ -179,7 +179,7 @@ class ExampleLevel(UnitKind):
             )
 
     def conditions(self, assembly: Assembly) -> tuple[str, ...]:
-        """See `UnitKind.conditions`: rows and steps, for inputs like the public examples."""
+        """See `UnitKind.conditions`; the trainer states its own for inputs like the public examples."""
         x, _ = assembly.public_examples(slice(1))
         return (*super().conditions(assembly), self._trainer(assembly, assembly.module()).condition(x))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedlgm import data
+from fedlgm.extension.loader import is_object
 from fedlgm.planning.facts import RunFacts
 
 if TYPE_CHECKING:
@@ -36,3 +38,17 @@ def facts_of(recipe: Recipe, examples: int = 0) -> RunFacts:
         noise=recipe.noise,
         shares=recipe.shares,
     )
+
+
+def published_examples(recipe: Recipe) -> int | None:
+    """Number of training examples as published or as stated by the recipe; None if only the data contain it.
+
+    Example:
+        >>> from simulations.config.recipe import load
+        >>> published_examples(load("dp-sgd-digits")), published_examples(load("digits"))
+        (1442, None)
+    """
+    section = recipe.data
+    if is_object(section.name) or section.partition != "iid":
+        return None
+    return data.published_examples(section.name, section.train_images)

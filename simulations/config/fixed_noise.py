@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from fedlgm.errors import ConfigError
+from fedlgm.mechanisms.layerwise_gaussian import NoPrivacy
 from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 
@@ -32,14 +33,17 @@ def epsilon_of(recipe: Recipe, noise_multiplier: float) -> float:
         True
     """
     from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
-    from simulations.config.facts import facts_of
+    from simulations.config.facts import facts_of, published_examples
 
-    if recipe.protects.counts_examples(recipe):
+    examples = published_examples(recipe)
+    if examples is None and recipe.protects.counts_examples(recipe):
         raise ConfigError(
-            "privacy.noise_multiplier: the sampling rate of this recipe depends on the number of examples, which the "
-            "data state: give privacy.epsilon, which `fedlgm calibrate --noise-multiplier Z --sampling-rate Q` prints"
+            "privacy.noise_multiplier: the number of training examples is not known before the data are read: give "
+            f"privacy.epsilon instead, which `fedlgm calibrate --noise-multiplier {noise_multiplier:g} --steps "
+            f"{recipe.federation.rounds} --delta {recipe.privacy.delta:g} --accountant {recipe.privacy.accountant} "
+            f"--sampling-rate Q` prints for Q = {recipe.training.batch_size} / (number of training examples)"
         )
-    facts = facts_of(recipe).with_multiplier(noise_multiplier)
+    facts = facts_of(recipe, examples or 0).with_multiplier(noise_multiplier)
     if facts.run is not None:
         events = facts.run.events(facts.least_multiplier, facts.rounds)
     else:
@@ -64,6 +68,8 @@ def require_agreement(recipe: Recipe, noise_multiplier: float, epsilon: float) -
 def require_noise(recipe: Recipe, method: Method) -> None:
     """Refuse a method whose noise is not that of `privacy.noise_multiplier`, if this is set (ConfigError)."""
     given, drawn = recipe.privacy.noise_multiplier, method.facts.noise_multiplier
+    if isinstance(method.mechanism, NoPrivacy):
+        return
     if given is not None and not math.isclose(given, drawn, rel_tol=_AGREE):
         raise ConfigError(
             f"privacy.noise_multiplier = {given:g}: {method.mechanism.name} or what the data have already spent needs "

@@ -16,7 +16,8 @@ from simulations.config.named_sections import READING
 Overrides = Iterable[str] | Mapping[str, Any]
 """Changes of a recipe's values: "section.key=value" strings, or {"section.key": value}."""
 
-_SIZES = frozenset({"rate", "cohort"})
+_REPLACING = {"federation": frozenset({"rate", "cohort"}), "privacy": frozenset({"epsilon", "noise_multiplier"})}
+"""Keys of a section that replace each other."""
 _NAMING = {"mechanism": "name", "model": "name", "task": "name", "trainer": "name", "data": "partition"}
 
 
@@ -24,9 +25,9 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
     """Set values in a recipe's plain values.
 
     With another mechanism, variant or partition scheme, options that it does not have are removed, and with another
-    model all keys of [model] but `seed`. `rate` and `cohort` of [federation] replace each other. The title is removed
-    if keys outside [run] change, because it describes the recipe as written. A bundled recipe's seed is removed with
-    its published data (see `public_seed.drop`).
+    model all keys of [model] but `seed`. `rate` and `cohort` of [federation] replace each other, and so do `epsilon`
+    and `noise_multiplier` of [privacy]. The title is removed if keys outside [run] change, because it describes the
+    recipe as written. A bundled recipe's seed is removed with its published data (see `public_seed.drop`).
 
     Args:
         raw: changed in place.
@@ -126,8 +127,9 @@ def removes(section: str, key: str, value: Any) -> bool:
 def laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """A section's values over its previous ones; options that only the previously named object has are dropped."""
     kept = dict(below)
-    if section == "federation" and above.keys() & _SIZES:
-        kept = {key: value for key, value in kept.items() if key not in _SIZES}
+    replacing = _REPLACING.get(section, frozenset())
+    if any(key in replacing and not removes(section, key, value) for key, value in above.items()):
+        kept = {key: value for key, value in kept.items() if key not in replacing}
     if section == "data" and above.get("name", below.get("name")) != below.get("name"):
         kept.pop("pixels", None)  # other examples, another interval
         if not str(above["name"]).startswith(f"{str(below.get('name')).partition('/')[0]}/"):  # no half of the same set

@@ -221,6 +221,18 @@ class Recipe(Section):
         update = {name: getattr(self, name).model_copy(update=dict(values)) for name, values in sections.items()}
         return self.model_copy(update=update)
 
+    def written(self) -> dict[str, Any]:
+        """Plain values to change: without the epsilon that follows from a noise multiplier, as a user writes them.
+
+        Example:
+            >>> sorted(load("digits", ["privacy.noise_multiplier=2"]).written()["privacy"])[:2]
+            ['accountant', 'delta']
+        """
+        raw = self.model_dump(exclude_none=True)
+        if self.privacy.noise_multiplier is not None:
+            del raw["privacy"]["epsilon"]
+        return raw
+
     def to_toml(self) -> str:
         """The whole recipe as TOML, including defaults."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedlgm.errors import prefix_key
 from fedlgm.extension.loader import is_reference, load_object, passed, users_code
-from fedlgm.extension.separation import fresh
+from fedlgm.extension.restored import fresh
 from fedlgm.extension.trial import require_same_losses
 from fedlgm.training import models
 from fedlgm.training.tasks import Task

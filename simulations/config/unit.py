@@ -102,7 +102,7 @@ class UnitKind:
         return server_step(own or federation.server_optimizer, federation.server_lr, federation.server_momentum)
 
     def conditions(self, assembly: Assembly) -> tuple[str, ...]:
-        """What a run's guarantee assumes of users' parts (`RunFacts.assumes`)."""
+        """Assumptions of a run's guarantee about users' parts (`RunFacts.assumes`)."""
         return () if package_of(type(assembly.task).prepare) == "fedlgm" else (_PREPARES,)
 
     def check_data(self, assembly: Assembly, module: nn.Module) -> None:

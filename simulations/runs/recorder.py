@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from fedlgm.extension.separation import fresh
+from fedlgm.extension.restored import fresh
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import inputs

@@ -17,6 +17,8 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod, message_size_mod
 
 from clients import PrivateClientApp, PrivateUpdates
 from clients.consent import Consent
@@ -46,6 +48,35 @@ def test_a_bounded_update_leaves():
     reply = PrivateUpdates(MODEL)(question(), HERE, app)
     assert set(reply.content) == {wire.ARRAYS, wire.METRICS}
     assert 0 < np.linalg.norm(reply.content[wire.ARRAYS][wire.SUM].numpy()) <= np.linalg.norm(PLAN.clip) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN])
+@pytest.mark.parametrize("mod", [fixedclipping_mod, adaptiveclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
+def test_mods_of_flowers_own_privacy_behind_ours_are_refused(mod, kind):
+    """They are seen in the first message, which is a query: nothing has been charged."""
+    private, asked = PrivateUpdates(MODEL), question()
+    app = ClientApp(mods=[private, message_size_mod, mod])
+    app.query()(private.answer)
+    app.train()(lambda message, context: pytest.fail("the app trains"))
+    asked.metadata.message_type = kind
+    with pytest.raises(ConfigError, match="is a part of Flower's own differential privacy"):
+        app(asked, HERE)
+
+
+def test_other_mods_behind_ours_are_used():
+    private, calls = PrivateUpdates(MODEL), []
+    app = ClientApp(mods=[private])
+
+    def counts(message, context, call_next):
+        calls.append(message.metadata.message_type)
+        return call_next(message, context)
+
+    @app.train(mods=[counts, message_size_mod])
+    def train(message, context):
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    assert set(app(question(), HERE).content) == {wire.ARRAYS, wire.METRICS}
+    assert calls == [MessageType.TRAIN]
 
 
 @pytest.mark.parametrize("make", [lambda old: PrivateClientApp(old), lambda old: PrivateClientApp(client_fn=old)])

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod, message_size_mod
 from flwr.server import Server, SimpleClientManager
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
@@ -346,6 +346,46 @@ def test_the_ledger_is_looked_at_again_before_the_first_round(tmp_path: Path) ->
     assert one.releaser.ledger.position() == 3
 
 
+def test_runs_at_the_same_time_are_refused(tmp_path: Path) -> None:
+    """The second run begins after the first was checked and before it has charged anything."""
+    path = tmp_path / "ledger.sqlite"
+    one, other = alone(path), alone(path, continue_ledger=True)
+    words = f"^another run is charging the ledger {path}: wait until it ends"
+
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
+        with pytest.raises(LedgerError, match=words):
+            other.start(answering(), num_rounds=1)
+        return MetricRecord()
+
+    one.start(answering(), num_rounds=2, evaluate_fn=evaluate)
+    assert one.releaser.ledger.position() == 2
+    other.start(answering(), num_rounds=1)
+    assert one.releaser.ledger.position() == 3
+
+
+def test_a_round_of_a_subclass_start_holds_the_ledger(tmp_path: Path) -> None:
+    """Its rounds do not pass through `PrivateFedAvg.start`."""
+    path, grid = tmp_path / "ledger.sqlite", answering()
+    one, stale, other = alone(path), alone(path), alone(path, continue_ledger=True)
+    replies = grid.send_and_receive(one.configure_train(1, one.initial_arrays(), ConfigRecord(), grid))
+    for refused in (other, stale):
+        with pytest.raises(LedgerError, match="another run is charging the ledger"):
+            refused.configure_train(1, refused.initial_arrays(), ConfigRecord(), grid)
+    one.aggregate_train(1, replies)
+    with pytest.raises(LedgerError, match="already holds 1 round "):
+        stale.configure_train(1, stale.initial_arrays(), ConfigRecord(), grid)
+    one.configure_train(2, one.initial_arrays(), ConfigRecord(), grid)
+    with pytest.raises(ValueError, match="a mistake"):
+        one.aggregate_train(2, iter_raises())
+    other.start(grid, num_rounds=1)
+    assert one.releaser.ledger.position() == 2
+
+
+def iter_raises() -> Iterator[Message]:
+    raise ValueError("a mistake")
+    yield
+
+
 def test_a_run_that_ends_early_resumes_within_its_budget(tmp_path: Path) -> None:
     """What the pages say: the saved weights, the same settings, and the rounds that are left."""
     path, full = tmp_path / "ledger.sqlite", {"rounds": 3, "epsilon": 8}
@@ -405,13 +445,92 @@ class ReadsMetrics(PrivateFedAvg):
         return arrays, MetricRecord({"loss": metrics["train_loss"]})
 
 
-def test_an_override_that_reads_clients_metrics_is_told_why_there_are_none(tmp_path: Path) -> None:
-    options = {"epsilon": 8, "delta": 1e-5, "clients": 10, "rounds": 3, "rate": 1e-7, "ledger": tmp_path / "a.sqlite"}
-    made = ReadsMetrics(nn.Linear(3, 2), **options)
+class ReadsReplies(PrivateFedAvg):
+    """A strategy of a user's that reads every reply."""
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        losses = [reply.content["metrics"]["train_loss"] for reply in replies]
+        arrays, _ = super().aggregate_train(server_round, replies)
+        return arrays, MetricRecord({"loss": sum(losses)})
+
+
+class OwnStart(ReadsMetrics):
+    """A strategy of a user's that runs its rounds itself, as in Flower's advanced example."""
+
+    def start(self, grid, arrays=None):
+        messages = self.configure_train(1, self.initial_arrays(), ConfigRecord(), grid)
+        return self.aggregate_train(1, grid.send_and_receive(messages))
+
+
+class ReadsMetricsLater(PrivateFedAvg):
+    """A strategy of a user's that reads figures in its second round only."""
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        return arrays, MetricRecord({"loss": metrics["train_loss"]} if server_round == 2 else {})
+
+
+def overriding(kind: type[PrivateFedAvg], ledger: Path, **more: Any) -> PrivateFedAvg:
+    options = {"epsilon": 8, "delta": 1e-5, "clients": 10, "rounds": 3, "rate": 1e-7} | more
+    made = kind(nn.Linear(3, 2), ledger=ledger, **options)
     made.nodes = AnyNode(np.ones(10))
-    with pytest.raises(ConfigError, match=r"ReadsMetrics.aggregate_train looks for 'train_loss', which no client"):
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "charged"), [(ReadsMetrics, 0), (ReadsReplies, 0), (OwnStart, 0), (ReadsMetricsLater, 2)]
+)
+def test_an_override_that_reads_clients_metrics_is_told_why_there_are_none(
+    kind: Any, charged: int, tmp_path: Path
+) -> None:
+    made = overriding(kind, tmp_path / "a.sqlite")
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}.aggregate_train looks for 'train_loss', which no client"):
         made.start(answering())
-    made.nodes = AnyNode(np.ones(10))
+    assert made.releaser.ledger.position() == charged
+
+
+def test_clients_that_noise_are_not_charged_either(tmp_path: Path) -> None:
+    made = overriding(ReadsMetrics, tmp_path / "a.sqlite", trust="local", rate=1.0, epsilon=100)
+    with pytest.raises(ConfigError, match="looks for 'train_loss'"):
+        made.start(answering())
+    assert made.releaser.ledger.position() == 0
+
+
+class Keeps(PrivateFedAvg):
+    """A strategy of a user's with state of its own, which its `configure_train` prepares."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.seen, self.calls, self.expected = [], 0, {}
+
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self.expected[server_round] = len(messages)
+        return messages
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        self.seen.append(metrics.get("train_loss", 0.0))
+        self.calls += 1
+        print("round", server_round)
+        return arrays, MetricRecord({"expected": self.expected[server_round]})
+
+
+def test_the_trial_of_an_override_leaves_no_trace(tmp_path: Path, capsys: Any) -> None:
+    made = overriding(Keeps, tmp_path / "a.sqlite")
+    result = made.start(answering())
+    assert (made.seen, made.calls, made.releaser.ledger.position()) == ([0.0] * 3, 3, 3)  # type: ignore[attr-defined]
+    assert [line for line in capsys.readouterr().out.splitlines() if "round " in line][:3] == [
+        "round 1",
+        "round 2",
+        "round 3",
+    ]
+    assert [dict(found) for found in result.train_metrics_clientapp.values()] == [{"expected": 0}] * 3
+
+
+def test_other_errors_of_a_users_functions_pass(tmp_path: Path) -> None:
+    made = overriding(ReadsMetrics, tmp_path / "a.sqlite")
     with pytest.raises(KeyError, match="own mistake"):
         made.start(answering(), evaluate_fn=lambda round, arrays: {}["own mistake"])
 
@@ -466,7 +585,19 @@ def test_server_and_client_refuse_what_cannot_be_trained(model: Any, words: str,
         PrivateClientApp(model)
 
 
-@pytest.mark.parametrize("mod", [fixedclipping_mod, adaptiveclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
+class Louder(LocalDpMod):
+    """A mod of a user's that derives from Flower's."""
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [fixedclipping_mod, adaptiveclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5), Louder(1.0, 1.0, 1.0, 1e-5)],
+)
 def test_mods_of_flowers_own_privacy_are_refused(mod: Any) -> None:
-    with pytest.raises(ConfigError, match="is a part of Flower's own differential privacy"):
+    words = "is a part of Flower's own differential privacy"
+    with pytest.raises(ConfigError, match=words):
         PrivateClientApp(nn.Linear(3, 2), mods=[mod])
+    app = PrivateClientApp(nn.Linear(3, 2))
+    with pytest.raises(ConfigError, match=words):
+        app.train(mods=[mod])
+    assert app.train(mods=[message_size_mod]) is not None

@@ -98,7 +98,8 @@ def train(
         continue_ledger: whether the ledger may hold steps of earlier trainings, whose cost then adds up.
 
     Raises:
-        LedgerError: the ledger holds steps of an earlier training, and `continue_ledger` is not set.
+        LedgerError: another training is charging the ledger; or it holds steps of an earlier one, and `continue_ledger`
+            is not set.
         ConfigError: the mechanism bounds clients; the facts do not have Poisson sampling and central trust; the
             population is not the number of examples; or the module has no per-example gradients.
     """
@@ -119,34 +120,37 @@ def train(
     if facts.delta is None:
         raise ConfigError("the facts have no delta, at which the epsilon of the result is stated: give delta=1e-5")
     transcript = Transcript.start(trainer.weights.clone())
-    if not continue_ledger:
-        method.require_rounds(ledger, transcript)
-    for step in range(1, facts.rounds + 1):
-        plan = method.plan(transcript)
-        drawn = batches
-        if keys.secret:
-            # A step at other weights or by another plan is another release, which sampling amplifies by its own draws.
-            weights = trainer.weights.detach().cpu().numpy().view(np.uint8).data
-            drawn = batches.derive(weights, plan.to_json().encode())
-        rows = poisson_rows(drawn, len(y), facts.sampling.rate, step, 0)
-        if isinstance(mechanism, UsesPrivateNorms):  # a published variant, whose plan is charged as not private
-            plan = method.plan_from_private_norms(trainer.figures(x, y, rows))
-        total = BoundedSum.empty(plan)
-        total.add(trainer.sum(x, y, rows, plan))
-        # Named by what it releases, also where a public seed gives every training the same noise: another training on
-        # the same ledger is charged, the same one made again is not.
-        key = Noising.of(total.total, plan, KeyRing(keys.root, secret=True), step).name
-        event = plan.event
-        if keys.secret:  # a training with another loss draws the same first batch, which amplifies one release alone
-            key += (batch := f" of batch {fingerprint(drawn, step)}")
-            if key != next((made for made in ledger.keys_of(step) if made.endswith(batch)), key):
-                event = plan.repeated_event
-        ledger.charge(event, round=step, key=key, protects=plan.protects)
-        mean = release(total.total, plan, keys, step).div_(plan.denominator).float()
-        trainer.weights.add_(plan.expand(mean), alpha=lr)
-        transcript = transcript.extend(trainer.weights.clone(), mean, plan)
-        if progress is not None:
-            progress(step)
+    with ledger.held():
+        if not continue_ledger:
+            method.require_rounds(ledger, transcript)
+        for step in range(1, facts.rounds + 1):
+            plan = method.plan(transcript)
+            drawn = batches
+            if keys.secret:
+                # A step at other weights or by another plan is another release, which sampling amplifies by its own
+                # draws.
+                weights = trainer.weights.detach().cpu().numpy().view(np.uint8).data
+                drawn = batches.derive(weights, plan.to_json().encode())
+            rows = poisson_rows(drawn, len(y), facts.sampling.rate, step, 0)
+            if isinstance(mechanism, UsesPrivateNorms):  # a published variant, whose plan is charged as not private
+                plan = method.plan_from_private_norms(trainer.figures(x, y, rows))
+            total = BoundedSum.empty(plan)
+            total.add(trainer.sum(x, y, rows, plan))
+            # Named by what it releases, also where a public seed gives every training the same noise: another training
+            # on the same ledger is charged, the same one made again is not.
+            key = Noising.of(total.total, plan, KeyRing(keys.root, secret=True), step).name
+            event = plan.event
+            if keys.secret:
+                # A training with another loss draws the same first batch, which amplifies one release alone.
+                key += (batch := f" of batch {fingerprint(drawn, step)}")
+                if key != next((made for made in ledger.keys_of(step) if made.endswith(batch)), key):
+                    event = plan.repeated_event
+            ledger.charge(event, round=step, key=key, protects=plan.protects)
+            mean = release(total.total, plan, keys, step).div_(plan.denominator).float()
+            trainer.weights.add_(plan.expand(mean), alpha=lr)
+            transcript = transcript.extend(trainer.weights.clone(), mean, plan)
+            if progress is not None:
+                progress(step)
     return Trained(
         trainer.weights, ledger.epsilon(facts.delta, facts.accountant), plan.guarantee, facts.rounds, not keys.secret
     )

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.extension.loader import named_arguments
-from fedlgm.extension.separation import Restored, restored_around, shared_state
+from fedlgm.extension.restored import Restored, restored_around
+from fedlgm.extension.separation import shared_state
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import tasks
@@ -92,7 +93,7 @@ class SumsExamples(Protocol):
         ...
 
     def condition(self, x: Any) -> str:
-        """What a guarantee assumes of the module for inputs like these [n, ...]; empty if it assumes nothing."""
+        """Assumption of a guarantee about the module, for inputs like `x` [n, ...]; empty if there is none."""
         ...
 
 
@@ -175,10 +176,10 @@ class ExampleGradients:
         self._stack = StackPass.of(module, self._sites, self._task)
 
     def condition(self, x: Any) -> str:
-        """What a guarantee assumes of the module and the task; empty if rows and steps are apart by construction.
+        """Assumptions of a guarantee about module and task; empty if both keep rows and steps apart by construction.
 
         Args:
-            x: inputs of at least one example [n, ...], as for `sum`; their values make no difference.
+            x: inputs of at least one example [n, ...], as for `sum`; their values do not matter.
         """
         return "; ".join(filter(None, (self._separate(parts(x)).condition, self._kept)))
 

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.separation import Restored, restored_around
+from fedlgm.extension.restored import Restored, restored_around
 from fedlgm.training.devices import seeded
 from fedlgm.training.example_level.on_batch import call_on_batch
 

@@ -75,7 +75,7 @@ class NativeExampleGradients:
         return [self._sum(x, y, scaling, order) for x, y in batches]
 
     def condition(self, x: Any) -> str:
-        """See `ExampleGradients.condition`: the kernel's layers treat rows independently."""
+        """Empty, because the kernel's layers treat rows independently (see `ExampleGradients.condition`)."""
         return ""
 
     def _sum(self, x: Any, y: Any, scaling: Scaling, order: int) -> ClippedSum:

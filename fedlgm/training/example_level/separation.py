@@ -56,7 +56,7 @@ class Separation(Protocol):
     """A way of computing a model's outputs for a batch.
 
     Attributes:
-        condition: what a guarantee assumes of the model; empty if its rows are apart by construction.
+        condition: assumption of a guarantee about the model; empty if the rows are apart by construction.
     """
 
     condition: str

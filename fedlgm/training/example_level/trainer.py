@@ -132,10 +132,10 @@ class ExampleTrainer:
         return bounded_updates(self._gradients.sums(self._taken(batches, models), scaling), scaling, plan)
 
     def condition(self, x: Inputs) -> str:
-        """What a guarantee assumes of the model (`RunFacts.assumes`); empty if rows are apart by construction.
+        """Assumptions of a guarantee about model and task (`RunFacts.assumes`); empty if there are none.
 
         Args:
-            x: inputs of at least one example [n, ...]; their values make no difference.
+            x: inputs of at least one example [n, ...]; their values do not matter.
         """
         return self._gradients.condition(inputs.to(inputs.take(x, slice(1)), self.device))
 

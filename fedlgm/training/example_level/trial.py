@@ -1,6 +1,6 @@
 """A trial of a model and a task whose examples are bounded: a diagnosis, on which no proof rests.
 
-What keeps examples apart is in `fedlgm.training.example_level.separation`. The trial finds models that would be trained as
+`fedlgm.training.example_level.separation` keeps examples apart. The trial finds models that would be trained as
 something else than their author means: state, random draws, rows that influence each other, and gradients that are not
 autograd's. If rows are not apart by construction, it is the only evidence, and the guarantee is conditional.
 """

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.separation import Restored, reach
+from fedlgm.extension.restored import Restored
+from fedlgm.extension.separation import reach
 from fedlgm.training import inputs
 from fedlgm.training.devices import seeded
 from fedlgm.training.inputs import Inputs

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.extension.loader import named_arguments, package_of, users_code
-from fedlgm.extension.separation import Restored
+from fedlgm.extension.restored import Restored
 from fedlgm.training import inputs
 from fedlgm.training.devices import or_another_thread, seeded
 from fedlgm.training.inputs import Inputs, close

@@ -21,6 +21,7 @@ from fedlgm_lab.attacks.inversion import InversionSettings, Reconstruction, inve
 from fedlgm_lab.attacks.observation import Observation
 from fedlgm_lab.attacks.runs.target import Images, Target
 from simulations.config.assembly import Assembly
+from simulations.config.overrides import laid_over
 from simulations.config.recipe import Recipe, validate
 from simulations.progress import OnProgress
 
@@ -238,6 +239,6 @@ def attack(
 
 def _changed(recipe: Recipe, section: str, **values: Any) -> Recipe:
     """The recipe with other values in a section, validated again."""
-    raw = recipe.model_dump(exclude_none=True)
-    raw[section] |= values
+    raw = recipe.written()
+    raw[section] = laid_over(section, raw[section], values)
     return validate(raw)

@@ -183,7 +183,7 @@ def _inversion(target: Target) -> Row:
 
 
 def _gan(job: Job, label: int | str, attacks: Attacks) -> Row:
-    raw = job.recipe.model_dump(exclude_none=True)
+    raw = job.recipe.written()
     if not job.recipe.data.partition.startswith("isolation"):
         override(raw, ["data.partition=isolation"])
     raw["data"]["private_class"] = label

@@ -309,7 +309,7 @@ class ClientPool(Pool):
         Raises:
             ConfigError: a fixed cohort size is not a whole number for this many clients.
         """
-        raw = recipe.model_dump(exclude_none=True)
+        raw = recipe.written()
         raw["federation"]["clients"] = int(members.sum())
         own, units = self._divided(recipe, members), self.unit_of[members[self.unit_of]]
         numbers = np.cumsum(members) - 1

@@ -297,6 +297,44 @@ def test_a_killed_process_leaves_every_row_that_it_charged(path):
         assert len(list(ledger.charges())) == ledger.rounds()
 
 
+HOLDS = """
+import sys
+from fedlgm.privacy import Ledger
+with Ledger(sys.argv[1], "run") as ledger, ledger.held():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_run_at_a_time_holds_a_ledger(path):
+    """Until the other process ends, however it ends; others still read."""
+    with Ledger(path, "run") as ledger:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "held\n"
+        words = f"^another run is charging the ledger {path}: wait until it ends, or name a new file$"
+        with pytest.raises(LedgerError, match=words), ledger.held():
+            pass
+        with Ledger(path) as reader:
+            assert reader.position() == 0
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        with ledger.held(), pytest.raises(LedgerError, match=words), Ledger(path, "run").held():
+            pass
+        with ledger.held():  # again
+            ledger.charge(GAUSS, round=1, key="k")
+
+
+def test_a_ledger_that_cannot_be_held_is_refused(path):
+    with Ledger(path, "run") as ledger:
+        path.with_name("ledger.sqlite.lock").mkdir()
+        with pytest.raises(LedgerError, match=r"^the ledger .* cannot be held: .*ledger.sqlite.lock"), ledger.held():
+            pass
+
+
 class Crash(Exception):
     """Raised where a process might die."""
 

@@ -37,6 +37,14 @@ def test_an_entry_is_the_plan_of_its_setting() -> None:
     assert row["snr"] == {layer["layer"]: layer["snr"] for layer in plan["layers"]}
 
 
+@pytest.mark.parametrize(
+    "changes", [["privacy.noise_multiplier=2"], ["privacy.epsilon=none", "privacy.noise_multiplier=2"]]
+)
+def test_a_fixed_noise_leaves_no_budget_to_vary(changes: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"from which the noise follows: leave out --set privacy.noise_multiplier"):
+        sweep.sweep_report("digits", changes)
+
+
 def test_delta_stays_below_one_over_the_clients() -> None:
     report = sweep.sweep_report("digits", ["federation.rounds=1", "privacy.delta=0.002", "federation.rate=1.0"])
     deltas = {row["clients"]: row["delta"] for row in report["rows"]}

@@ -217,6 +217,12 @@ def test_a_second_training_on_a_ledger_is_refused_unless_it_is_meant(tmp_path):
             return train(model, x, y, method, keys=KeyRing.from_seed(None), ledger=ledger, lr=1.0, **options)
 
         again()
+        with (
+            Ledger(tmp_path / "ledger.sqlite", "run") as other,
+            other.held(),
+            pytest.raises(LedgerError, match="another run is charging the ledger"),
+        ):
+            again(continue_ledger=True)
         with pytest.raises(LedgerError, match=r"holds 2 rounds \(epsilon 2\); .* bring it to 2\.\d+, above 2: name"):
             again()
         assert ledger.position() == 2

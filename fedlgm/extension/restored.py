@@ -1,0 +1,246 @@
+"""Copies of users' parts, fresh or restored for every client, so that no state passes from one client to the next.
+
+`fedlgm.extension.separation` names what all copies share and no copy covers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any, TypeVar
+
+from torch import nn
+
+from fedlgm.errors import PrivacyError
+from fedlgm.extension.separation import (
+    KNOWN,
+    LINKS,
+    copies,
+    is_plain,
+    keeps_nothing,
+    package_of_code,
+    reach,
+    shared_state,
+    tensors_of,
+)
+
+T = TypeVar("T")
+
+_ONE_CLIENT = ContextVar("_ONE_CLIENT", default=False)
+
+
+@contextmanager
+def one_client() -> Iterator[None]:
+    """Trainers that are made in the block get copies of their own and train one client: they restore nothing."""
+    token = _ONE_CLIENT.set(True)
+    try:
+        yield
+    finally:
+        _ONE_CLIENT.reset(token)
+
+
+def fresh(part: T) -> T:
+    """A copy of a part that keeps state, so that the part itself stays as it is; what cannot be copied is shared."""
+    if _ONE_CLIENT.get() or keeps_nothing(part):
+        return part
+    try:
+        return copy.deepcopy(part)
+    except Exception:  # a user's object may raise anything; `shared_state` says so
+        return part
+
+
+class Watched:
+    """The users' functions and classes that parts reach, which no client may change: all copies share them.
+
+    Args:
+        parts: see `shared_state`, which would not see a change through another name.
+
+    Example:
+        >>> __name__ = "mypkg.losses"
+        >>> def loss(outputs, targets):
+        ...     this = loss
+        ...     this.seen = outputs
+        >>> watched = Watched(task=loss)
+        >>> loss(1, 2)
+        >>> watched.check()
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.PrivacyError: training has changed loss.seen, which all copies share: ...
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        self._held: list[tuple[Any, dict[str, Any]]] = []
+        if shared_state(**parts) is None:  # otherwise the guarantee is conditional
+            reached = [item for part in parts.values() for item in reach(part, "") if item.shared]
+            held = {id(item.value): item.value for item in reached if _is_watched(item.value)}
+            self._held = [(each, _own_names(each)) for each in held.values()]
+
+    def check(self) -> None:
+        """Refuse a change.
+
+        Raises:
+            PrivacyError: the message names the attribute.
+        """
+        for each, before in self._held:
+            now = _own_names(each)
+            if now.keys() != before.keys() or any(now[name] is not value for name, value in before.items()):
+                name = next(n for n in {**now, **before} if now.get(n, ...) is not before.get(n, ...))
+                label = getattr(each, "__qualname__", type(each).__name__)
+                raise PrivacyError(
+                    f"training has changed {label}.{name}, which all copies share: keep state "
+                    "in attributes of self, which are restored for every client"
+                )
+
+
+def _is_watched(value: Any) -> bool:
+    """Whether it is a user's function or class, or a module that all copies share."""
+    code = isinstance(value, FunctionType | type) and package_of_code(value) not in KNOWN
+    return code or isinstance(value, nn.Module)
+
+
+def _own_names(value: Any) -> dict[str, Any]:
+    """Attributes, without those that Python and its libraries fill in."""
+    return {name: each for name, each in vars(value).items() if not name.startswith(("__", "_abc_", "_torchdynamo"))}
+
+
+class Restored:
+    """A model and its task as they were, again before every client.
+
+    Modules, parameters, buffers and the task stay the same objects, so that what refers to them stays valid. Their
+    attributes are restored. Values of buffers and frozen parameters are not: `Unchanged` refuses a model that writes
+    them.
+
+    Args:
+        module: the model.
+        task: its task.
+
+    Example:
+        >>> import torch
+        >>> class Counts(nn.Linear):
+        ...     def forward(self, x):
+        ...         self.calls = getattr(self, "calls", 0) + 1
+        ...         return super().forward(x)
+        >>> module = Counts(2, 1)
+        >>> restored = Restored.of(module, object())
+        >>> _ = module(torch.zeros(1, 2))
+        >>> changed = restored.restore()
+        >>> hasattr(module, "calls")
+        False
+    """
+
+    def __init__(self, module: nn.Module, task: Any) -> None:
+        self._pairs, tensors = copies(module, task), tensors_of(module)  # the memo has the copies' ids
+        self._tensors = [(each, dict(vars(each))) for each in tensors.values()]
+        self._watched = Watched(model=module, task=task)
+        self._objects = [_Attributes(before, now) for before, now in self._pairs]
+        self._memo: dict[int, Any] = tensors | {id(before): now for before, now in self._pairs}
+        for (before, _), each in zip(self._pairs, self._objects, strict=True):
+            self._memo |= {id(vars(before)[name]): container for name, container, _ in each.links}
+
+    @classmethod
+    def of(cls, module: nn.Module, task: Any) -> Restored | None:
+        """None if nothing needs to be restored, or if the parts cannot be copied (`shared_state` then says so)."""
+        if _ONE_CLIENT.get() or (keeps_nothing(module) and keeps_nothing(task)):
+            return None
+        try:
+            return cls(module, task)
+        except Exception:  # a user's object may raise anything
+            return None
+
+    def modes(self) -> list[tuple[nn.Module, bool]]:
+        """Every module, and whether it is in training mode."""
+        return [(part, part.training) for _, part in self._pairs if isinstance(part, nn.Module)]
+
+    def check(self) -> None:
+        """See `Watched.check`."""
+        self._watched.check()
+
+    def restore(self) -> bool:
+        """Undo everything that the last client left behind.
+
+        Returns:
+            Whether it may have left something.
+
+        Raises:
+            PrivacyError: it has changed a class or function.
+        """
+        self.check()
+        changed = False
+        memo = dict(self._memo)
+        for tensor, held in self._tensors:
+            tensor.grad = None
+            if vars(tensor) or held:
+                changed = True
+                vars(tensor).clear()
+                vars(tensor).update(held)
+        for each in self._objects:
+            changed |= each.restore(memo)
+        return changed
+
+
+@contextmanager
+def restored_around(restored: Restored | None) -> Iterator[None]:
+    """Undo what was left behind, before and after the code inside; training modes stay as they are outside."""
+    if restored is None:
+        yield
+        return
+    modes = restored.modes()
+
+    def restore() -> None:
+        restored.restore()
+        for part, mode in modes:
+            part.training = mode
+
+    restore()
+    try:
+        yield
+    finally:
+        restore()
+
+
+class _Attributes:
+    """The attributes of one object.
+
+    Args:
+        before: copy of the object.
+        now: the object.
+    """
+
+    def __init__(self, before: Any, now: Any) -> None:
+        self._now: dict[str, Any] = getattr(now, "__dict__", {})
+        held: dict[str, Any] = getattr(before, "__dict__", {})
+        links = LINKS if isinstance(now, nn.Module) else ()
+        self._names = held.keys()
+        self._values = [(name, value) for name, value in held.items() if is_plain(value)]
+        self.links = [
+            (name, self._now[name], dict(self._now[name]) if value else {})
+            for name, value in held.items()
+            if name in links or (type(value) in (dict, OrderedDict, set) and not value)
+        ]
+        others = self._names - {name for name, *_ in (*self._values, *self.links)}
+        self._copied = [(name, value) for name, value in held.items() if name in others]
+
+    def restore(self, memo: dict[int, Any]) -> bool:
+        """Restore them, and return whether they may have changed; `memo` is that of `copy.deepcopy`."""
+        now, changed = self._now, bool(self._copied)
+        for name in now.keys() - self._names:
+            changed = True
+            del now[name]
+        for name, value in self._values:
+            if now.get(name, ...) is not value:
+                changed = changed or name != "training"
+                now[name] = value
+        for name, container, items in self.links:
+            changed |= now.get(name) is not container
+            now[name] = container
+            if len(container) != len(items) or any(container.get(key) is not value for key, value in items.items()):
+                changed = True
+                container.clear()
+                container.update(items)
+        for name, value in self._copied:
+            now[name] = copy.deepcopy(value, memo)
+        return changed
