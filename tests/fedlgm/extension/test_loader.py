@@ -82,7 +82,7 @@ def test_an_error_of_a_users_code_is_one_line_with_its_place(error: Exception, m
     line = _raise.__code__.co_firstlineno + 1
     with pytest.raises(ConfigError) as raised, users_code("model 'mine'", _raise):
         _raise(error)
-    assert str(raised.value) == f"model 'mine': {message} (test_extension.py, line {line})"
+    assert str(raised.value) == f"model 'mine': {message} (test_loader.py, line {line})"
     assert raised.value.__cause__ is error
 
 
@@ -111,7 +111,7 @@ def test_the_caller_says_which_error_it_is_and_objects_have_their_class_s_place(
 
     line = Net.__call__.__code__.co_firstlineno + 1
     for found in (Net, Net(), partial(_raise, ValueError("no")), partial(partial(Net()))):
-        message = r"^data set 'mine': ValueError: no \(test_extension.py, line \d+\)$"
+        message = r"^data set 'mine': ValueError: no \(test_loader.py, line \d+\)$"
         with pytest.raises(DataError, match=message), users_code("data set 'mine'", found, DataError):
             found()() if isinstance(found, type) else found()
     with pytest.raises(ConfigError, match=rf"line {line}\)$"), users_code("x", Net()):
