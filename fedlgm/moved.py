@@ -15,7 +15,17 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
 SHORT = frozenset(
-    {"fedlgm.allocation", "fedlgm.correlation", "fedlgm.example_level", "fedlgm.keys", "fedlgm.layers", "fedlgm.models", "fedlgm.release", "fedlgm.tasks", "fedlgm.testing"}
+    {
+        "fedlgm.allocation",
+        "fedlgm.correlation",
+        "fedlgm.example_level",
+        "fedlgm.keys",
+        "fedlgm.layers",
+        "fedlgm.models",
+        "fedlgm.release",
+        "fedlgm.tasks",
+        "fedlgm.testing",
+    }
 )
 """Public names of modules that have a longer one beside it, without a warning."""
 

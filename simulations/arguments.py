@@ -103,9 +103,9 @@ def correlated(noise: Any) -> dict[str, Any]:
     if noise is None:
         return {}
     if not callable(getattr(noise, "to_dict", None)) or not hasattr(noise, "coefficients"):
-        how = "; fedlgm.noise.correlation.register gives a function a name" if callable(noise) else ""
+        how = "; fedlgm.correlation.register gives a function a name" if callable(noise) else ""
         raise ConfigError(
-            f"noise must be a name such as 'banded', or a fedlgm.noise.correlation.Correlation, got {shown_name(noise)}{how}"
+            f"noise must be a name such as 'banded', or a fedlgm.correlation.Correlation, got {shown_name(noise)}{how}"
         )
     return {"privacy.noise": "given", "privacy.correlation": dict(noise.to_dict())}
 

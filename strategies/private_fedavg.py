@@ -410,7 +410,7 @@ def _warn_of(model: nn.Module, delta: float, clients: int) -> None:
         warnings.warn(
             Notice(
                 "the model has running statistics (BatchNorm): they stay on the clients, and the result has those of "
-                "the initial model; use GroupNorm (fedlgm.training.models.to_groupnorm replaces them)"
+                "the initial model; use GroupNorm (fedlgm.models.to_groupnorm replaces them)"
             ),
             stacklevel=3,
         )

@@ -265,7 +265,7 @@ def require_mechanism(found: Any) -> Mechanism:
 
 def rule_hint(found: object) -> str:
     """The end of a message about something that is no mechanism: where to register it, if it may be a rule."""
-    return "; fedlgm.planning.allocation.register gives an allocation rule a name" if inspect.isfunction(found) else ""
+    return "; fedlgm.allocation.register gives an allocation rule a name" if inspect.isfunction(found) else ""
 
 
 def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:

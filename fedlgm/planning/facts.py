@@ -15,7 +15,7 @@ from fedlgm.planning.distributed_trust import Shares
 from fedlgm.planning.run_rules import Settings
 from fedlgm.planning.trust import NoisedBy
 from fedlgm.planning.trust import get as noised_by
-from fedlgm.privacy.guarantee import Relation, SharedUnit, Trust
+from fedlgm.privacy.guarantee import Accountant, Relation, SharedUnit, Trust
 
 if TYPE_CHECKING:
     from fedlgm.noise.correlation import Correlation  # SciPy, which workers do without
@@ -271,6 +271,7 @@ class RunFacts:
             check_count("max_participations", self.max_participations)
         check_known("relation", self.relation, Relation)
         check_known("trust", self.trust, Trust)
+        check_known("accountant", self.accountant, Accountant)
         sampling, correlated = self.sampling, "" if self.noise is None else "correlated noise"
         capped, steps = self.max_participations is not None, bool(self.steps)
         run = Settings(sampling.scheme, sampling.rate, self.relation, self.noised_by, correlated, steps, capped)
@@ -284,7 +285,7 @@ class RunFacts:
 
         sampling = self.sampling
         if not isinstance(noise, Correlation):
-            raise ConfigError(f"noise must be a fedlgm.noise.correlation.Correlation, got {noise!r}")
+            raise ConfigError(f"noise must be a fedlgm.correlation.Correlation, got {noise!r}")
         if noise.rounds != self.rounds:
             raise ConfigError(f"the noise is correlated over {noise.rounds} rounds, but the run has {self.rounds}")
         noise.check_noise()

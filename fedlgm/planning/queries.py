@@ -385,6 +385,6 @@ def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
     if name not in _KINDS:
         raise ConfigError(
             f"unknown auxiliary query {name!r}; known: {', '.join(_KINDS)}; clients make a query from its name, so "
-            "register your own in the module that defines it: fedlgm.planning.queries.register(ITS_CLASS)"
+            "register your own in the module that defines it: fedlgm.queries.register(ITS_CLASS)"
         )
     return _KINDS[name](tuple(int(size) for size in sizes))

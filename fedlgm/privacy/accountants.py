@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
 import absl.logging
 import dp_accounting
@@ -14,11 +14,13 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 
+from fedlgm.errors import check_known
 from fedlgm.privacy.events import WholeOrdersDpEvent, gaussian_event
 from fedlgm.privacy.grid import sampled_gaussian
+from fedlgm.privacy.guarantee import Accountant
 from fedlgm.privacy.repetition import repeatable
 
-ACCOUNTANTS = ("pld", "rdp")
+ACCOUNTANTS = get_args(Accountant)
 COARSE = "coarse pld"
 """Name of a PLD accountant with a grid ten times as coarse, at a tenth of the cost. Its root is within 1e-4."""
 SEARCHES = "rdp of searches"
@@ -105,11 +107,16 @@ class RenyiAccountant(RdpAccountant):
 
 
 def new_accountant(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accounting.PrivacyAccountant:
-    """An accountant for these events. A coarser grid errs on the safe side."""
+    """An accountant for these events. A coarser grid errs on the safe side.
+
+    Raises:
+        ConfigError: no accountant has this name.
+    """
     if name == SEARCHES:
         return RdpAccountant(orders=ORDERS)
-    if name not in _INTERVALS:
+    if name == "rdp":
         return RenyiAccountant()
+    check_known("accountant", name, _INTERVALS)
     gaussians = (getattr(event, "event", event) for event in events)
     noise = [event.noise_multiplier for event in gaussians if isinstance(event, dp_event.GaussianDpEvent)]
     coarser = max(1.0, (_LITTLE_NOISE / min(noise)) ** 2) if noise else 1.0

@@ -10,6 +10,8 @@ from fedlgm.extension.loader import named_arguments
 
 Status = Literal["proven", "conditional", "none"]
 """Statuses from the strongest to the weakest."""
+Accountant = Literal["pld", "rdp"]
+"""Names of the accountants of `fedlgm.privacy.accountants`."""
 Relation = Literal["add-remove", "replace-one", "zero-out"]
 Trust = Literal["central", "local", "distributed"]
 Unit = Literal["client", "example", "user"]

@@ -105,7 +105,8 @@ class ExampleLevel(UnitKind):
                 "training.epochs: a round is one step here: leave epochs out and set federation.rounds to the number "
                 "of steps; an epoch takes (number of examples) / training.batch_size steps"
             )
-        if federation.server_optimizer in ("momentum", "adam", "yogi") or federation.server_lr != 1:
+        bundled = not is_reference(federation.server_optimizer)
+        if (bundled and federation.server_optimizer != "sgd") or federation.server_lr != 1:
             raise ConfigError(
                 "federation.server_optimizer and server_lr: a round is one step here, and [training] says how it is "
                 "made (optimizer, lr, momentum): leave them out"

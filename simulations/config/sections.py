@@ -11,7 +11,7 @@ from fedlgm.errors import prefix_key
 from fedlgm.extension.loader import is_object, is_reference
 from fedlgm.planning.distributed_trust import Shares
 from fedlgm.planning.facts import Scheme
-from fedlgm.privacy.guarantee import Relation, Trust, Unit
+from fedlgm.privacy.guarantee import Accountant, Relation, Trust, Unit
 from fedlgm.training import LocalTraining
 from fedlgm.training.devices import NoiseChoice
 from simulations.config.public_seed import PublicSeed
@@ -220,7 +220,7 @@ class Privacy(Section):
     epsilon: float = Field(gt=0)
     noise_multiplier: Positive | None = None
     delta: float = Field(gt=0, lt=1)
-    accountant: Literal["pld", "rdp"] = "pld"
+    accountant: Accountant = "pld"
     unit: Unit | None = None
     trust: Trust = "central"
     relation: Relation | None = None

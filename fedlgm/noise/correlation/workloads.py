@@ -75,4 +75,4 @@ def as_workload(workload: str | Workload) -> Workload:
         return workload
     if workload == "prefix":
         return PREFIX
-    raise ConfigError(f"unknown workload {workload!r}; known: 'prefix', or a fedlgm.noise.correlation.Workload")
+    raise ConfigError(f"unknown workload {workload!r}; known: 'prefix', or a fedlgm.correlation.Workload")

@@ -426,5 +426,5 @@ def _refuse_batch_norm(module: nn.Module) -> None:
         if (running and child.training and not isinstance(child, Frozen)) or (batch and not running):
             raise ConfigError(
                 f"{name or 'the module'} ({type(child).__name__}) mixes the examples of a batch, so that none has a "
-                "separate gradient: replace it with fedlgm.training.models.to_groupnorm(model)"
+                "separate gradient: replace it with fedlgm.models.to_groupnorm(model)"
             )

@@ -24,7 +24,7 @@ from fedlgm.training.inputs import Inputs, close
 from fedlgm.training.models.built import refuse_parameter_hooks
 
 _ADVICE = (
-    "use layers without state, for example GroupNorm in place of BatchNorm (fedlgm.training.models.to_groupnorm replaces them); "
+    "use layers without state, for example GroupNorm in place of BatchNorm (fedlgm.models.to_groupnorm replaces them); "
     "a BatchNorm whose statistics are public constants may stay if it is in evaluation mode while the model is not"
 )
 

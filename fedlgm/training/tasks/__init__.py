@@ -119,4 +119,4 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
         return found
     if callable(found) and not isinstance(found, type):
         return _OfFunction(found)
-    raise ConfigError(f"task {label} is neither a fedlgm.training.tasks.Task nor a function of outputs and targets")
+    raise ConfigError(f"task {label} is neither a fedlgm.tasks.Task nor a function of outputs and targets")

@@ -117,7 +117,7 @@ def test_a_query_that_is_not_registered_is_refused_before_a_run(tmp_path: Path) 
             asked = queries.NoisyQuery(query, query.bound * facts.noise_multiplier / 0.1**0.5)
             return replace(plan, sigma=plan.sigma / 0.9**0.5, queries=(asked,))
 
-    with pytest.raises(ConfigError, match=r"unknown-to-clients'.*register your own .*fedlgm\.planning\.queries\.register"):
+    with pytest.raises(ConfigError, match=r"unknown-to-clients'.*register your own .*fedlgm\.queries\.register"):
         simulations.simulate(mechanism=Asking("asking"), run_dir=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 

@@ -14,6 +14,7 @@ from fedlgm.noise.correlation import Correlation
 from fedlgm.planning.distributed_trust import Shares
 from fedlgm.planning.facts import LocalSteps, LocalTraining, RunFacts, Sampling
 from fedlgm.planning.queries import NoisyQuery
+from fedlgm.privacy.accountants import new_accountant
 
 POISSON = Sampling("poisson", 500, 0.1)
 
@@ -193,3 +194,11 @@ def test_facts_take_no_stand_ins():
         RunFacts(1.0, stand_in)
     with pytest.raises(ConfigError, match=r"noise must be a fedlgm\.correlation\.Correlation"):
         RunFacts(1.0, Sampling("cyclic", 9, 1 / 3, 3), rounds=6, noise=stand_in)
+
+
+def test_an_unknown_accountant_is_refused():
+    """It once fell through to Renyi's."""
+    with pytest.raises(ConfigError, match="accountant"):
+        RunFacts(1.0, Sampling("poisson", 10, 0.5), accountant="nonsense")
+    with pytest.raises(ConfigError, match="accountant"):
+        new_accountant("zcdp", [])
