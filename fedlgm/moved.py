@@ -22,6 +22,7 @@ SHORT = frozenset(
         "fedlgm.keys",
         "fedlgm.layers",
         "fedlgm.models",
+        "fedlgm.queries",
         "fedlgm.release",
         "fedlgm.tasks",
         "fedlgm.testing",
