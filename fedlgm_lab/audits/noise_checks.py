@@ -1,12 +1,10 @@
 """Checks of a run's noise, which the auditor of canaries knows: its scale, independence, repetition and law.
 
-Every statistic has an exact law for independent Gaussian noise of the planned scale: chi-square for a mean square, t
+Every statistic has an exact law for independent Gaussian noise of the planned scale: chi-square for a sum of squares, t
 for the cosine of two vectors, binomial for the count of a cell.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import scipy.special
@@ -16,7 +14,7 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm_lab.audits.level import Shares
 from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import Check
-from fedlgm_lab.audits.scores import Array, Counts
+from fedlgm_lab.audits.scores import Array
 
 _HEAD, _HEADS, _FEWEST = 256, 4096, 8  # first numbers that are compared: of a layer, of a round, and at least
 _EDGES = np.array([1e-4, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])  # of magnitudes; the first cell is for numbers without noise
@@ -51,83 +49,90 @@ def shares_of(record: CanaryRecord, confidence: float, *, per_layer: bool = True
     """
     rounds, layers = record.energy.shape
     heads = rounds * layers
-    return Shares.of(
-        confidence,
-        layers,
-        distances=int(np.ptp(record.round)),
-        pairs=heads * (heads - 1) // 2,
-        cells=(layers + 1) * len(_PLANNED),
-        per_layer=per_layer,
-    )
+    pairs, cells = heads * (heads - 1) // 2, (layers + 1) * len(_PLANNED)
+    return Shares.of(confidence, layers, distances=rounds - 1, pairs=pairs, cells=cells, per_layer=per_layer)
 
 
 def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tuple[Check, ...]:
     """Check that the noise has its planned scale in every layer and is independent, new and Gaussian."""
+    apart, most, pair = similar(record.head)
+    far = int(np.argmax(apart))
+    one, other = (f"{layers.names[j]} in round {int(record.round[t])}" for t, j in pair)
     return (
         _scale(record, layers, shares),
-        _independence(record, layers, shares),
-        _repetition(record, layers, shares),
+        Check(
+            "noise independence",
+            bool(apart[far] <= _limit(shares.distance)),
+            f"largest correlation of rounds: {apart[far]:.2f} standard errors, {far} rounds apart",
+        ),
+        Check(
+            "noise repetition",
+            most <= _limit(shares.pair),
+            f"most similar: {one} and {other}, by {most:.2f} standard errors",
+        ),
         _law(record, layers, shares),
     )
 
 
+def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[int, int]]]:
+    """Significance |z| of rounds' correlations at each distance [T], and that of the most similar two layers' noise.
+
+    Two layers are compared in the numbers that both have, if these are eight or more. Correlations at one distance are
+    those of each layer with itself, over all rounds and layers together.
+
+    Args:
+        heads: first numbers of each layer's noise in each round, [T, K, width]; NaN where there are none.
+
+    Returns:
+        The significances, the largest of any two, and (round, layer) of these two.
+
+    Example:
+        >>> noise = np.random.default_rng(0).normal(size=(3, 1, 100))
+        >>> noise[2] = noise[0]
+        >>> apart, most, pair = similar(noise)
+        >>> np.round(apart), round(most), pair
+        (array([ 0.,  1., 37.]), 37, ((0, 0), (2, 0)))
+    """
+    rounds, layers, width = heads.shape
+    known = (~np.isnan(heads)).reshape(-1, width).astype(np.float64)
+    rows, counts, each = np.nan_to_num(heads).reshape(-1, width), known.sum(axis=1), np.arange(layers)
+    sums, times = np.zeros((2, rounds))
+    highest, most, pair = 0.0, 0.0, ((0, 0), (0, 0))
+    for t in range(rounds):
+        new, all_ = slice(t * layers, (t + 1) * layers), slice((t + 1) * layers)
+        squares = (rows[new] ** 2 @ known[all_].T) * (known[new] @ rows[all_].T ** 2)
+        cosines = np.clip(rows[new] @ rows[all_].T / np.sqrt(np.maximum(squares, 1e-300)), 1e-15 - 1, 1 - 1e-15)
+        sizes = np.minimum.outer(counts[new], counts[all_])
+        cosines[sizes < _FEWEST] = 0.0
+        cosines[each, new.start + each] = 0.0  # with itself
+        own = each, each + layers * np.arange(t, -1, -1)[:, None]  # now, one round ago, ...
+        sums[: t + 1] += normal_quantile(cosines[own], sizes[own]).sum(axis=1)
+        times[: t + 1] += np.sum(sizes[own] >= _FEWEST, axis=1)
+        ranks = np.abs(np.arctanh(cosines)) * np.sqrt(sizes)  # nearly |z|, and quick
+        j, at = np.unravel_index(int(np.argmax(ranks)), ranks.shape)
+        if ranks[j, at] > highest:
+            highest, most = float(ranks[j, at]), float(abs(normal_quantile(cosines[j, at], sizes[j, at])))
+            pair = (int(at) // layers, int(at) % layers), (t, int(j))
+    return np.abs(sums) / np.sqrt(np.maximum(times, 1)), most, pair
+
+
+def normal_quantile(cosines: Array, sizes: Array) -> Array:
+    """Normal quantiles z of the p-values of cosines of independent Gaussian vectors; at most 37."""
+    freedom = np.maximum(sizes - 1, 1)
+    tail = scipy.special.stdtr(freedom, -np.abs(cosines) * np.sqrt(freedom / (1 - cosines**2)))
+    return np.copysign(scipy.special.ndtri(np.maximum(tail, 1e-300)), cosines)
+
+
 def _scale(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
-    energy, sizes = record.energy, layers.sizes
-    least, worst = math.inf, "no layer: no round's noise was seen as a whole"
-    for j in range(len(layers)):
-        seen = energy[~np.isnan(energy[:, j]), j]
-        if len(seen) == 0:
-            continue
-        freedom = len(seen) * int(sizes[j])
-        measured = float(seen.mean())
-        limit = float(scipy.stats.chi2.ppf(shares.scale, freedom)) / freedom
-        if measured / limit < least:
-            least = measured / limit
-            worst = f"{layers.names[j]}: {math.sqrt(measured):.4f} of the planned standard deviation"
-    return Check("noise scale", least >= 1, f"least in {worst}")
-
-
-def _independence(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
-    """Correlations of each layer's noise with itself some rounds later, over all rounds and layers together."""
-    rounds = record.round.astype(int)
-    sums, counts = np.zeros((2, int(np.ptp(rounds)) + 1))
-    later, earlier = np.tril_indices(len(rounds), -1)
-    distances = np.abs(rounds[later] - rounds[earlier])
-    for j, size in enumerate(_compared(record, layers)):
-        if size < _FEWEST:
-            continue
-        unit = _directions(record.head[:, j, :size])
-        z = normal_quantile((unit @ unit.T)[later, earlier], size)
-        seen = np.flatnonzero(~np.isnan(z))
-        np.add.at(sums, distances[seen], z[seen])
-        np.add.at(counts, distances[seen], 1)
-    z = np.abs(sums) / np.sqrt(np.maximum(counts, 1))
-    far = int(np.argmax(z))
-    detail = f"largest correlation between rounds: {z[far]:.2f} standard errors, {far} rounds apart"
-    return Check("noise independence", bool(z[far] <= _limit(shares.distance)), detail)
-
-
-def _repetition(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
-    """The most similar two of all layers' noise in all rounds."""
-    sizes, (rounds, count) = _compared(record, layers), record.energy.shape
-    most, where = (0.0, 0.0), "no two layers or rounds can be compared"
-    for size in np.unique(sizes[sizes >= _FEWEST]):
-        of = np.flatnonzero(sizes >= size)
-        rows = np.stack([part.ravel() for part in np.indices((rounds, count))[:, :, of]], axis=1)  # (round, layer)
-        unit = np.nan_to_num(_directions(record.head[:, of, :size].reshape(-1, size)))
-        for own in np.array_split(np.flatnonzero(sizes[rows[:, 1]] == size), rounds):
-            cosines = unit[own] @ unit.T
-            cosines[np.arange(len(own)), own] = 0.0
-            one, other = np.unravel_index(int(np.argmax(np.abs(cosines))), cosines.shape) if len(own) else (0, 0)
-            value = float(cosines[one, other]) if len(own) else 0.0
-            z = abs(float(normal_quantile(np.array(value), int(size))))
-            if z > most[0]:
-                pair = sorted((rows[own[one]], rows[other]), key=tuple)
-                names = (f"{layers.names[j]} in round {int(record.round[t])}" for t, j in pair)
-                most, where = (z, value), " and ".join(names)
-    z, value = most
-    detail = f"most similar: {where}, correlation {value:.4f} ({z:.2f} standard errors)"
-    return Check("noise repetition", z <= _limit(shares.pair), detail)
+    freedom = np.sum(~np.isnan(record.energy), axis=0) * layers.sizes
+    squares = np.nansum(record.energy, axis=0) * layers.sizes
+    chance = np.where(freedom > 0, scipy.stats.chi2.cdf(squares, np.maximum(freedom, 1)), 1.0)
+    j = int(np.argmin(chance))
+    scale = float(np.sqrt(squares[j] / max(int(freedom[j]), 1)))
+    detail = f"least in {layers.names[j]}: {scale:.4f} of the planned standard deviation"
+    if freedom[j] == 0:
+        detail = "no round's noise was seen as a whole"
+    return Check("noise scale", bool(chance[j] >= shares.scale), detail)
 
 
 def _law(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
@@ -146,26 +151,5 @@ def _law(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
     return Check("noise law", bool(values[j, cell] >= shares.cell), detail)
 
 
-def _compared(record: CanaryRecord, layers: LayerTable) -> Counts:
-    """Numbers of each layer that are compared, [K]."""
-    return np.minimum(layers.sizes, record.head.shape[2])
-
-
-def _directions(rows: Array) -> Array:
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
-
-
 def _limit(share: float) -> float:
     return float(scipy.stats.norm.isf(share / 2))
-
-
-def normal_quantile(cosines: Array, size: int) -> Array:
-    """Normal quantiles z of the p-values of cosines of independent Gaussian vectors; at most 37.
-
-    Example:
-        >>> np.round(normal_quantile(np.array([0.1, -0.1, 0.0]), 100), 2)
-        array([ 0.99, -0.99,  0.  ])
-    """
-    value, freedom = np.clip(np.abs(cosines), 0.0, 1 - 1e-15), size - 1
-    tail = scipy.special.stdtr(freedom, -value * np.sqrt(freedom / (1 - value**2)))
-    return np.copysign(-scipy.special.ndtri(np.maximum(tail, 1e-300)), cosines)
