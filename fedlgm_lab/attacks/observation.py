@@ -113,7 +113,7 @@ def _by_all_rounds(contribution: Tensor, plan: ReleasePlan, keys: KeyRing, round
     for number in range(1, round + len(column)):
         total = contribution.clone() if number == round else torch.zeros_like(contribution)
         seen = release(total, replace(plan, position=number - 1), keys, number, run_noise=run_noise)
-        row, _ = whitening.next(number, seen.numpy())
+        row = whitening.next(number, seen.numpy())
         if number >= round:
             found += column[number - round] * row
     return torch.from_numpy(found / float(column @ column))

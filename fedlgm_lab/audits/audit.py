@@ -21,7 +21,6 @@ from fedlgm.planning.plan import ReleasePlan
 from fedlgm_lab.audits.adversaries import by_adversary
 from fedlgm_lab.audits.canaries import Canaries, check_auditable
 from fedlgm_lab.audits.distinguisher import TRIALS, audit_mechanism_by_trials
-from fedlgm_lab.audits.drawn import SHARE, drawn_checks
 from fedlgm_lab.audits.one_run import audit_record
 from fedlgm_lab.audits.probe import ProbeReading, audit_by_probe, checks, probe
 from fedlgm_lab.audits.record import CanaryRecord, Presence
@@ -82,7 +81,7 @@ class Audit:
             True
         """
         started, reading = time.perf_counter(), probe(subject)
-        method, level = self._settled(subject), 1 - self.confidence
+        method = self._settled(subject)
         if method == "probe":
             result = audit_by_probe(subject, reading)
         else:
@@ -99,15 +98,14 @@ class Audit:
                     raise ConfigError(f"audit {self.method!r} must return an AuditResult, got {result!r}")
             elif method == "distinguisher":
                 result = audit_mechanism_by_trials(
-                    subject, trials=self.trials, confidence=1 - (1 - SHARE) * level, seed=self.seed, on_trial=progress
+                    subject, trials=self.trials, confidence=self.confidence, seed=self.seed, on_trial=progress
                 )
             else:
                 result = self._one_run(subject, reading, method, progress)
             result = dataclasses.replace(result, checks=(*checks(reading), *result.checks))
-        rows = tuple(by_adversary(subject, reading.plan, reading.ratio, 1 - (1 - SHARE) * level))
-        if method == "distinguisher" or rows:  # no canaries watch the noise
-            drawn = drawn_checks(subject, self.seed, SHARE * level)
-            result = dataclasses.replace(result, confidence=self.confidence, checks=(*result.checks, *drawn))
+        rows = tuple(by_adversary(subject, reading.plan, reading.ratio, self.confidence))
+        if rows:  # their noise is measured
+            result = dataclasses.replace(result, confidence=self.confidence)
         return dataclasses.replace(result, adversaries=rows, seconds=time.perf_counter() - started)
 
     def _settled(self, subject: Subject) -> Method:

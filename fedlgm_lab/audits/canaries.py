@@ -34,18 +34,15 @@ from fedlgm.extension.loader import named_arguments
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
-from fedlgm_lab.audits.correlations import Correlations
-from fedlgm_lab.audits.law import CELLS, counted
-from fedlgm_lab.audits.order import ordered
+from fedlgm_lab.audits.noise_checks import figures
 from fedlgm_lab.audits.record import CanaryRecord, Presence
-from fedlgm_lab.audits.repeats import Sketches, Windows
 from fedlgm_lab.audits.scores import Array
 from fedlgm_lab.audits.whitening import Whitening
 
 _REPEATED = 1 << 22  # numbers of the sums of canaries that take turns, up to which they are kept
 _ABOVE = 8.0  # a canary's raw update over its bound: clipping must bring it down
 _IN = 0.9  # of the canaries with a coin per round; what is learnt grows with those that are in
-_PARTICIPATION, _SIGNS, _BITS, _SKETCHES = 0, 1, 2, 3  # paths of the auditor's streams
+_PARTICIPATION, _SIGNS, _BITS = 0, 1, 2  # paths of the auditor's streams
 
 
 Columns = dict[int, tuple[int, int, int]]
@@ -86,11 +83,7 @@ class Canaries:
         self.rows: list[dict[str, Any]] = []
         self._inserted: tuple[Tensor, Tensor, _Part] | None = None  # clients' sum, canaries', who
         self._turns: dict[int, _Part] = {}  # of canaries that take turns
-        self._last: Array | None = None  # noise of the round before
         self._whitening: Whitening | None = None
-        self._correlations = Correlations()
-        signs = keys.numpy_generator(Purpose.PROBE, _SKETCHES).bytes((layers.size + 7) // 8)
-        self._sketches, self._windows = Sketches(layers.sizes, signs), Windows()
         self._measured: _Measured | None = None
 
     def __len__(self) -> int:
@@ -191,30 +184,16 @@ class Canaries:
         """Figures of a round's independent noise for the checks; z = C w if the noise w is correlated."""
         spans = {j: (low, high) for j, (low, high, _) in columns.items()}
         run = plan.facts.run
-        if run is None:
-            past = [] if self._last is None or len(self._last) != len(noise) else [self._last]
-            self._last = noise
-        else:
+        if run is not None:
             if self._whitening is None:
                 self._whitening = Whitening(run.noise, self._layers.size)
             w = np.full(self._layers.size, np.nan)
             for low, high, start in columns.values():
                 w[start : start + high - low] = noise[low:high]
-            noise, past = self._whitening.next(round, w)
+            noise = self._whitening.next(round, w)
             ends = self._layers.offsets
             spans = {j: (int(ends[j]), int(ends[j + 1])) for j in spans if not np.isnan(noise[ends[j]])}
-        energy, cells = np.full(len(self._layers), np.nan), np.zeros((len(self._layers), CELLS))
-        for j, (low, high) in spans.items():
-            energy[j], cells[j] = np.mean(noise[low:high] ** 2), counted(noise[low:high])
-        parts = [noise[low:high] for low, high in spans.values()]
-        return {
-            "energy": energy,
-            "correlation": self._correlations.of(noise, past, parts),
-            "sketch": self._sketches.of(noise, spans),
-            "found": self._windows.of(noise, list(spans.values())),
-            "cells": cells,
-            "ordered": ordered(noise, spans, len(self._layers)),
-        }
+        return figures(noise, spans, len(self._layers))
 
 
 @dataclass(frozen=True)

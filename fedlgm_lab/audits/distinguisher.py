@@ -182,7 +182,7 @@ def audit_release(
         )
         apart = Scores(np.ones(trials - cut), np.zeros(trials - cut))
         most = bounds.epsilon_clopper_pearson(apart, delta, confidence, threshold=0.5)
-        if lower <= epsilon and most < epsilon:
+        if lower <= epsilon:
             _warn_of_reach(trials, most, epsilon, without, with_)
     return AuditResult(
         name, "distinguisher", lower, epsilon, delta, confidence, observations=2 * trials, scores=vars(scores)
@@ -190,16 +190,18 @@ def audit_release(
 
 
 def _warn_of_reach(trials: int, most: float, epsilon: float, without: Array, with_: Array) -> None:
-    """Warn of an audit that passes whatever the noise is, and name numbers that have none."""
-    text = (
+    """Warn of an audit that passes whatever the noise is, or although numbers have none."""
+    cannot_fail = (
         f"{trials} trials of each input show an epsilon of at most {most:.3g} if the noise is unknown, and {epsilon:g} "
         "is reported: the audit cannot fail; raise trials, or pass noise='gaussian' if the release is linear"
     )
+    text = [cannot_fail] if most < epsilon else []
     bare = np.flatnonzero((np.ptp(without, axis=0) == 0) & (np.ptp(with_, axis=0) == 0) & (without[0] != with_[0]))
     if len(bare):
         numbers = f"{len(bare)} of {without.shape[1]} numbers have none here, the first at {bare[0]}"
-        text += f". The inputs differ without noise: {numbers}"
-    warnings.warn(Notice(text), stacklevel=3)
+        text.append(f"The inputs differ without noise: {numbers}")
+    if text:
+        warnings.warn(Notice(". ".join(text)), stacklevel=3)
 
 
 @dataclass(frozen=True)

@@ -1,134 +1,155 @@
-"""Checks of a run's noise from the canaries' observations: scale, independence, repetition, law."""
+"""Checks of a run's noise, which the auditor of canaries knows: its scale, independence, repetition and law.
+
+Every statistic has an exact law for independent Gaussian noise of the planned scale: chi-square for a sum of squares, t
+for the cosine of two vectors, binomial for the count of a cell.
+"""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
+import scipy.special
 import scipy.stats
 
 from fedlgm.planning.layers import LayerTable
-from fedlgm_lab.audits.correlations import correlations
-from fedlgm_lab.audits.law import STATISTICS, described, least_likely
 from fedlgm_lab.audits.level import Shares
-from fedlgm_lab.audits.order import same_values
 from fedlgm_lab.audits.record import CanaryRecord
-from fedlgm_lab.audits.repeats import compared, most_alike
 from fedlgm_lab.audits.result import Check
+from fedlgm_lab.audits.scores import Array
+
+_HEAD, _HEADS, _FEWEST = 256, 4096, 8  # first numbers that are compared: of a layer, of a round, and at least
+_EDGES = np.array([1e-4, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])  # of magnitudes; the first cell is for numbers without noise
+_PLANNED = np.diff(scipy.stats.chi(1).cdf([0.0, *_EDGES, np.inf]))
 
 
-def shares_of(record: CanaryRecord, confidence: float, *, kept: int = 1, per_layer: bool = True) -> Shares:
-    """Levels of an audit of a record. The number of statements depends only on rounds, layers and sizes.
+def figures(noise: Array, spans: dict[int, tuple[int, int]], layers: int) -> dict[str, Array]:
+    """Figures of a round's noise for the checks: mean squares, first numbers and counts in cells of each layer.
+
+    Args:
+        noise: noise of a round, in units of the plan's.
+        spans: layer -> its start and end in `noise`.
+        layers: number K of layers.
+    """
+    width = min(_HEAD, max(16, _HEADS // layers))
+    energy, head = np.full(layers, np.nan), np.full((layers, width), np.nan)
+    cells = np.zeros((layers, len(_PLANNED)))
+    for j, (low, high) in spans.items():
+        part = noise[low:high]
+        energy[j], head[j, : len(part)] = np.mean(part**2), part[:width]
+        cells[j] = np.bincount(np.searchsorted(_EDGES, np.abs(part)), minlength=len(_PLANNED))
+    return {"energy": energy, "head": head, "cells": cells}
+
+
+def shares_of(record: CanaryRecord, confidence: float, *, per_layer: bool = True) -> Shares:
+    """Levels of an audit of a record. The number of statements depends only on rounds and layers.
 
     Args:
         record: the canaries' observations.
         confidence: confidence of the audit.
-        kept: vectors that a round's noise leaves behind (see `whitening.kept`).
         per_layer: whether single layers are bounded.
     """
     rounds, layers = record.energy.shape
-    return Shares.of(
-        confidence,
-        layers,
-        rounds * correlations(layers, kept),
-        pairs=compared(layers, rounds),
-        places=int(record.found[:, 2].sum()),
-        cells=(layers + 1) * STATISTICS,
-        per_layer=per_layer,
-    )
+    heads = rounds * layers
+    pairs, cells = heads * (heads - 1) // 2, (layers + 1) * len(_PLANNED)
+    return Shares.of(confidence, layers, distances=rounds - 1, pairs=pairs, cells=cells, per_layer=per_layer)
 
 
 def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tuple[Check, ...]:
-    """Check that the noise has its planned scale in every layer and is independent, new and Gaussian.
-
-    The mean square has a chi-square law, a correlation a t law and the count of a cell a binomial law. All are exact
-    for independent Gaussian noise.
-    """
-    z, value = _largest(record.correlation)
+    """Check that the noise has its planned scale in every layer and is independent, new and Gaussian."""
+    apart, most, pair = similar(record.head)
+    far = int(np.argmax(apart))
+    one, other = (f"{layers.names[j]} in round {int(record.round[t])}" for t, j in pair)
     return (
         _scale(record, layers, shares),
         Check(
             "noise independence",
-            bool(z <= _limit(shares.correlation)),
-            f"largest correlation over rounds or layers {value:.4f} ({z:.2f} standard errors)",
+            bool(apart[far] <= _limit(shares.distance)),
+            f"largest correlation of rounds: {apart[far]:.2f} standard errors, {far} rounds apart",
         ),
-        _repetition(record, layers, shares),
+        Check(
+            "noise repetition",
+            most <= _limit(shares.pair),
+            f"most similar: {one} and {other}, by {most:.2f} standard errors",
+        ),
         _law(record, layers, shares),
     )
 
 
+def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[int, int]]]:
+    """Significance |z| of rounds' correlations at each distance [T], and that of the most similar two layers' noise.
+
+    Two layers are compared in the numbers that both have, if these are eight or more. Correlations at one distance are
+    those of each layer with itself, over all rounds and layers together.
+
+    Args:
+        heads: first numbers of each layer's noise in each round, [T, K, width]; NaN where there are none.
+
+    Returns:
+        The significances, the largest of any two, and (round, layer) of these two.
+
+    Example:
+        >>> noise = np.random.default_rng(0).normal(size=(3, 1, 100))
+        >>> noise[2] = noise[0]
+        >>> apart, most, pair = similar(noise)
+        >>> np.round(apart), round(most), pair
+        (array([ 0.,  1., 37.]), 37, ((0, 0), (2, 0)))
+    """
+    rounds, layers, width = heads.shape
+    known = (~np.isnan(heads)).reshape(-1, width).astype(np.float64)
+    rows, counts, each = np.nan_to_num(heads).reshape(-1, width), known.sum(axis=1), np.arange(layers)
+    sums, times = np.zeros((2, rounds))
+    highest, most, pair = 0.0, 0.0, ((0, 0), (0, 0))
+    for t in range(rounds):
+        new, all_ = slice(t * layers, (t + 1) * layers), slice((t + 1) * layers)
+        squares = (rows[new] ** 2 @ known[all_].T) * (known[new] @ rows[all_].T ** 2)
+        cosines = np.clip(rows[new] @ rows[all_].T / np.sqrt(np.maximum(squares, 1e-300)), 1e-15 - 1, 1 - 1e-15)
+        sizes = np.minimum.outer(counts[new], counts[all_])
+        cosines[sizes < _FEWEST] = 0.0
+        cosines[each, new.start + each] = 0.0  # with itself
+        own = each, each + layers * np.arange(t, -1, -1)[:, None]  # now, one round ago, ...
+        sums[: t + 1] += normal_quantile(cosines[own], sizes[own]).sum(axis=1)
+        times[: t + 1] += np.sum(sizes[own] >= _FEWEST, axis=1)
+        ranks = np.abs(np.arctanh(cosines)) * np.sqrt(sizes)  # nearly |z|, and quick
+        j, at = np.unravel_index(int(np.argmax(ranks)), ranks.shape)
+        if ranks[j, at] > highest:
+            highest, most = float(ranks[j, at]), float(abs(normal_quantile(cosines[j, at], sizes[j, at])))
+            pair = (int(at) // layers, int(at) % layers), (t, int(j))
+    return np.abs(sums) / np.sqrt(np.maximum(times, 1)), most, pair
+
+
+def normal_quantile(cosines: Array, sizes: Array) -> Array:
+    """Normal quantiles z of the p-values of cosines of independent Gaussian vectors; at most 37."""
+    freedom = np.maximum(sizes - 1, 1)
+    tail = scipy.special.stdtr(freedom, -np.abs(cosines) * np.sqrt(freedom / (1 - cosines**2)))
+    return np.copysign(scipy.special.ndtri(np.maximum(tail, 1e-300)), cosines)
+
+
 def _scale(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
-    energy, sizes = record.energy, layers.sizes
-    least, worst = math.inf, "no layer: no round's noise was seen as a whole"
-    for j in range(len(layers)):
-        seen = energy[~np.isnan(energy[:, j]), j]
-        if len(seen) == 0:
-            continue
-        freedom = len(seen) * int(sizes[j])
-        measured = float(seen.mean())
-        limit = float(scipy.stats.chi2.ppf(shares.scale, freedom)) / freedom
-        if measured / limit < least:
-            least = measured / limit
-            worst = f"{layers.names[j]}: {math.sqrt(measured):.4f} of the planned standard deviation"
-    return Check("noise scale", least >= 1, f"least in {worst}")
-
-
-def _repetition(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
-    z, value, (layer, one, other) = most_alike(record.sketch)
-    rounds = record.round.astype(int)
-    if z > _limit(shares.alike):
-        seen = f"{layers.names[layer]}: rounds {rounds[one]} and {rounds[other]}"
-        return Check("noise repetition", False, f"{seen} have a correlation of {value:.4f} ({z:.2f} standard errors)")
-    moved, cosine, _ = _largest(record.found)
-    if moved > _limit(shares.found):
-        at = rounds[int(np.argmax(record.found[:, 0]))]
-        where = f"the noise of round {at} repeats earlier noise in another place"
-        return Check("noise repetition", False, f"{where}: correlation {cosine:.4f} ({moved:.2f} standard errors)")
-    again = same_values(record.ordered)
-    if again is not None:
-        layer, one, other = again
-        where = "all layers" if layer == len(layers) else layers.names[layer]
-        seen = f"rounds {rounds[one]} and {rounds[other]} have the same values, in another order or with other signs"
-        return Check("noise repetition", False, f"{where}: {seen}")
-    return Check("noise repetition", True, f"rounds and layers differ: at most {max(z, moved):.2f} standard errors")
+    freedom = np.sum(~np.isnan(record.energy), axis=0) * layers.sizes
+    squares = np.nansum(record.energy, axis=0) * layers.sizes
+    chance = np.where(freedom > 0, scipy.stats.chi2.cdf(squares, np.maximum(freedom, 1)), 1.0)
+    j = int(np.argmin(chance))
+    scale = float(np.sqrt(squares[j] / max(int(freedom[j]), 1)))
+    detail = f"least in {layers.names[j]}: {scale:.4f} of the planned standard deviation"
+    if freedom[j] == 0:
+        detail = "no round's noise was seen as a whole"
+    return Check("noise scale", bool(chance[j] >= shares.scale), detail)
 
 
 def _law(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
     by_layer = record.cells.sum(axis=0)
     counts = np.concatenate([by_layer, by_layer.sum(axis=0, keepdims=True)])
-    values = [(*least_likely(row), j) for j, row in enumerate(counts) if row.sum()]
-    if not values:
-        return Check("noise law", True, "no round's noise was seen as a whole")
-    least, number, j = min(values)
-    name = (*layers.names, "all layers")[j]
-    return Check("noise law", least >= shares.cell, f"least likely in {name}: {described(counts[j], number)}")
-
-
-def _largest(rows: np.ndarray) -> np.ndarray:
-    """The round's row [n] of the most significant z, which comes first in each row [T, n]."""
-    return rows[int(np.argmax(rows[:, 0]))]
+    total = counts.sum(axis=1, keepdims=True)
+    below = scipy.stats.binom.cdf(counts, total, _PLANNED)
+    above = scipy.stats.binom.sf(counts - 1, total, _PLANNED)
+    values = 2 * np.minimum(below, above)
+    j, cell = np.unravel_index(int(np.argmin(values)), values.shape)
+    low, high = [0.0, *_EDGES, np.inf][cell : cell + 2]
+    detail = (
+        f"least likely in {(*layers.names, 'all layers')[j]}: {counts[j, cell] / max(1.0, total[j, 0]):.3%} of it lies "
+        f"between {low:g} and {high:g} standard deviations from 0, planned {_PLANNED[cell]:.3%}"
+    )
+    return Check("noise law", bool(values[j, cell] >= shares.cell), detail)
 
 
 def _limit(share: float) -> float:
     return float(scipy.stats.norm.isf(share / 2))
-
-
-def cancelled_by(record: CanaryRecord, shares: Shares) -> float:
-    """Factor by which an observer of the earlier noise can reduce noise that is correlated with it.
-
-    The factor exceeds 1 only if the check of the noise's independence or repetition fails, so it takes no share of the
-    level.
-    """
-    seen = (
-        (*_largest(record.correlation), shares.correlation),
-        (*most_alike(record.sketch)[:2], shares.alike),
-        (*_largest(record.found)[:2], shares.found),
-    )
-    return max(_cancelled(float(z), float(value), _limit(share)) for z, value, share in seen)
-
-
-def _cancelled(z: float, value: float, limit: float) -> float:
-    if z <= limit or value == 0:
-        return 1.0
-    certain = math.tanh(abs(math.atanh(min(abs(value), 1 - 1e-15))) * (1 - limit / z))
-    return 1.0 / math.sqrt(max(1 - certain**2, 1e-12))

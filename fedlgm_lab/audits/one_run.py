@@ -16,7 +16,7 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 from fedlgm_lab.audits import bounds
 from fedlgm_lab.audits.gaussian_scores import NoiseSeen, noise_ratio
-from fedlgm_lab.audits.noise_checks import cancelled_by, noise_checks, shares_of
+from fedlgm_lab.audits.noise_checks import noise_checks, shares_of
 from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import AuditResult, LayerRow, Method, Reported
 from fedlgm_lab.audits.scores import CONFIDENCE, Scores
@@ -127,17 +127,14 @@ def _audit_releases(
 ) -> AuditResult:
     count = len(layers) if per_layer else 0
     shares = shares_of(record, confidence, per_layer=per_layer)
-    cancelled = cancelled_by(record, shares)
     signals = 1.0 / reported.multipliers
     ratio = release_ratio(record, layers, 1 - shares.whole)
-    whole = epsilon_at_ratio(reported, signals, ratio * cancelled, quick=not per_layer)
+    whole = epsilon_at_ratio(reported, signals, ratio, quick=not per_layer)
     rows = []
     for j in range(count):
         signals = _layer_signals(record, reported, j)
         size = int(layers.sizes[j])
-        found = epsilon_at_ratio(
-            reported, signals, layer_ratio(record, j, size, 1 - shares.layer) * cancelled, quick=True
-        )
+        found = epsilon_at_ratio(reported, signals, layer_ratio(record, j, size, 1 - shares.layer), quick=True)
         planned = epsilon_at_ratio(reported, signals, 1.0, quick=True)
         rows.append(LayerRow(layers.names[j], size, found, planned))
     inside, outside = np.abs(record.signs) > 0, record.signs == 0

@@ -33,13 +33,8 @@ class CanaryRecord:
         length: squared length of the sum of the round's signed directions in each layer, [T, K].
         energy: mean square of the noise (whitened, where it is correlated) in each layer, in units of the plan's,
             [T, K]; NaN where not released.
-        correlation: largest significance |z| of a correlation of that noise with earlier rounds' and with other
-            layers', and the correlation itself, [T, 2].
-        sketch: sketch of that noise in each layer, see `repeats.Sketches`, [T, K, width]; NaN where not released.
-        found: most significant |z| of a window of earlier noise in that noise, its cosine, and the number of windows
-            tried, [T, 3].
-        cells: number of that noise's values in each cell of the normal law, [T, K, cells].
-        ordered: sorted absolute values of that noise at fixed ranks, see `order.ordered`, [T, K + 1, ranks].
+        head: first numbers of that noise in each layer, [T, K, width]; NaN where there are none.
+        cells: number of that noise's magnitudes in each cell of their law, [T, K, cells].
         multipliers: the plan's effective multiplier of each round, [T].
         raw: sums of all layers with nothing subtracted: functions of the release alone, [T, m]; empty if
             canaries have a coin per round.
@@ -55,11 +50,8 @@ class CanaryRecord:
     orientation: Array
     length: Array
     energy: Array
-    correlation: Array
-    sketch: Array
-    found: Array
+    head: Array
     cells: Array
-    ordered: Array
     multipliers: Array
     raw: Array
     member: Flags

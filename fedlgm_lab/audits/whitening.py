@@ -35,13 +35,6 @@ def whitenable(correlation: Correlation, seen: Flags) -> Flags:
     return np.convolve(~seen, reach)[: len(seen)] == 0
 
 
-def kept(correlation: Correlation | None) -> int:
-    """Number of vectors that `Whitening` keeps for later rounds; 1 for independent noise."""
-    if correlation is None or correlation.is_independent:
-        return 1
-    return len(correlation.decays) if correlation.bands is None else correlation.bands - 1
-
-
 class Whitening:
     """Computes C w round by round, from the earlier vectors w (or the buffers).
 
@@ -53,11 +46,11 @@ class Whitening:
     def __init__(self, correlation: Correlation, size: int) -> None:
         self._correlation, self._size = correlation, size
         self._done = 0
-        self._past: deque[Array] = deque(maxlen=kept(correlation))
+        self._past: deque[Array] = deque(maxlen=len(correlation.coefficients) - 1)
         self._buffers = np.zeros((len(correlation.decays), size))
 
-    def next(self, round: int, w: Array) -> tuple[Array, list[Array]]:
-        """Whitened noise of a round (from 1), and the vectors of earlier rounds that it is independent of.
+    def next(self, round: int, w: Array) -> Array:
+        """Whitened noise of a round (from 1).
 
         Args:
             round: its number; skipped rounds count as not observed.
@@ -69,16 +62,14 @@ class Whitening:
         self._done = round
         return self._step(w)
 
-    def _step(self, w: Array) -> tuple[Array, list[Array]]:
+    def _step(self, w: Array) -> Array:
         c = self._correlation
         if c.decays:
-            behind = [buffer.copy() for buffer in self._buffers]
             z = w + np.array(c.scales) @ self._buffers
             self._buffers = np.array(c.decays)[:, None] * self._buffers + w
-            return z, behind
-        behind = list(self._past)
+            return z
         z = c.coefficients[0] * w
-        for coefficient, past in zip(c.coefficients[1:], reversed(behind), strict=False):
+        for coefficient, past in zip(c.coefficients[1:], reversed(self._past), strict=False):
             z += coefficient * past
         self._past.append(w)
-        return z, behind
+        return z

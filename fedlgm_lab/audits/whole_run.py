@@ -31,7 +31,7 @@ from fedlgm_lab.audits.noise_checks import noise_checks, shares_of
 from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import AuditResult, LayerRow, Reported
 from fedlgm_lab.audits.scores import Array, Counts, Flags
-from fedlgm_lab.audits.whitening import kept, whitenable, whitened
+from fedlgm_lab.audits.whitening import whitenable, whitened
 
 
 def audit_whole_run(
@@ -43,7 +43,7 @@ def audit_whole_run(
         ConfigError: there are fewer consecutive releases than whitening needs, or too few canaries.
     """
     view = View.of(record, run)
-    count, shares = len(layers), shares_of(record, confidence, kept=kept(run.noise), per_layer=per_layer)
+    count, shares = len(layers), shares_of(record, confidence, per_layer=per_layer)
     checks = noise_checks(record, layers, shares)
     white = next(check.passed for check in checks if check.name == "noise independence")
     ratio = (view.ratio if white else view.sums_ratio)(layers, 1 - shares.whole)

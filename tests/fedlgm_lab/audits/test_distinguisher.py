@@ -36,6 +36,23 @@ def test_a_few_numbers_of_many_give_a_release_away(release):
     assert result.epsilon_lower > 1.5
 
 
+@pytest.mark.parametrize("epsilon", [0.5, 1.5, 4.0, 8.0])
+@pytest.mark.parametrize("trials", [100, 1000])
+def test_numbers_without_noise_never_pass_in_silence(epsilon, trials):
+    """100 trials show 1.35 of them, and could show 1.81: a reported 1.5 passed without a word."""
+
+    def release(world, rng):
+        noise = 5.0 * rng.standard_normal(200)
+        noise[[3, 70, 199]] = 0.01 * world
+        return noise
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = audit_release(release, epsilon=epsilon, delta=1e-5, trials=trials, seed=0)
+    told = [str(warning.message) for warning in caught]
+    assert not found.passed or any("3 of 200 numbers have none here, the first at 3" in text for text in told)
+
+
 def test_releases_that_are_alike_pass():
     assert audit_release(alike, epsilon=0.01, delta=1e-5, trials=1000, seed=0).passed
     assert audit_release(alike, epsilon=0.01, delta=1e-5, trials=1000, seed=0, noise="gaussian").passed

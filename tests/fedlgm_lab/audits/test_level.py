@@ -20,15 +20,14 @@ LAYERS = LayerTable.from_sizes({"a": 30, "b": 120, "c": 50, "d": 20, "e": 80})
 @given(
     confidence=st.floats(0.51, 0.9999),
     layers=st.integers(1, 50),
-    correlations=st.integers(0, 1000),
-    numbers=st.tuples(*[st.integers(1, 10**9)] * 3),
+    numbers=st.tuples(*[st.integers(0, 10**9)] * 3),
     per_layer=st.booleans(),
 )
-def test_the_levels_of_all_statements_add_up_to_that_of_the_audit(confidence, layers, correlations, numbers, per_layer):
-    pairs, places, cells = numbers
-    shares = Shares.of(confidence, layers, correlations, pairs=pairs, places=places, cells=cells, per_layer=per_layer)
-    spent = shares.whole + layers * (shares.layer + shares.scale) + correlations * shares.correlation
-    spent += pairs * shares.alike + places * shares.found + cells * shares.cell
+def test_the_levels_of_all_statements_add_up_to_that_of_the_audit(confidence, layers, numbers, per_layer):
+    distances, pairs, cells = numbers
+    shares = Shares.of(confidence, layers, distances=distances, pairs=pairs, cells=cells, per_layer=per_layer)
+    spent = shares.whole + layers * (shares.layer + shares.scale) + distances * shares.distance
+    spent += pairs * shares.pair + cells * shares.cell
     assert spent <= (1 - confidence) * (1 + 1e-9)
     assert shares.whole > 0
     assert (shares.layer > 0) == per_layer
@@ -63,9 +62,9 @@ def test_sound_releases_fail_no_more_often_than_the_confidence_allows(audits, pe
 def test_the_whole_level_for_every_statement_would_be_noticed(monkeypatch):
     """As if the bound on the release, the layers' together, and each check had the level of the audit."""
 
-    def whole(confidence, layers, correlations, *, pairs=1, places=1, cells=1, per_layer=True):
+    def whole(confidence, layers, *, distances=1, pairs=1, cells=1, per_layer=True):
         level = 1 - confidence
-        several = (level / max(1, number) for number in (correlations, pairs, places, cells))
+        several = (level / max(1, number) for number in (distances, pairs, cells))
         return Shares(level, level / layers, level / layers, *several)
 
     monkeypatch.setattr(Shares, "of", staticmethod(whole))

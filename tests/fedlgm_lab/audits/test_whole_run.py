@@ -230,7 +230,9 @@ def test_bounds_in_the_wrong_norm_are_caught():
         canaries.insert(round_, plan, total)
         total *= np.sqrt(len(LAYERS))
         canaries.observe(round_, plan, release(total, plan, keys, round_, run_noise=run_noise))
-    assert audited(of, canaries.record()).exceeded
+    found = audited(of, canaries.record())
+    assert not found.passed  # more of a canary than planned comes back in each of its turns, as noise would
+    assert found.epsilon_lower > 0.9 * found.epsilon_reported
 
 
 def test_interrupted_runs_and_pausing_layers():
