@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from benchmarks.kept import OutOfTimeError, Values
 from fedlgm import data, mechanisms, privacy
-from fedlgm.mechanisms.base import BoundsExamples, UsesPrivateNorms
+from fedlgm.mechanisms.mechanism import BoundsExamples, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.noise.keys import KeyRing, Purpose

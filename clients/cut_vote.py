@@ -23,7 +23,7 @@ from fedlgm.planning.queries import CutVote
 from fedlgm.training import inputs
 from fedlgm.training.devices import Numerics
 from fedlgm.training.tasks import Task
-from fedlgm.training.tasks.base import measured
+from fedlgm.training.tasks.task import measured
 
 _BATCH = 128
 

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from fedlgm_lab.applications import command as application_command
-from fedlgm_lab.attacks.runs import command as attack_command
-from fedlgm_lab.audits.runs.command import audit
-from fedlgm_lab.recommend.command import recommend
-from fedlgm_lab.risk.command import risk
-from fedlgm_lab.studies.command import study
-from fedlgm_lab.tune.command import tune
+from fedlgm_lab.applications import apply_command as application_command
+from fedlgm_lab.attacks.runs import attack_command
+from fedlgm_lab.audits.runs.audit_command import audit
+from fedlgm_lab.recommend.recommend_command import recommend
+from fedlgm_lab.risk.risk_command import risk
+from fedlgm_lab.studies.study_command import study
+from fedlgm_lab.tune.tune_command import tune
 from simulations.shell import JsonOption, RecipeArgument, RunArgument, SetOption, console, print_json, show
 
 _TRAIN, _PLAN, _READ = "Train and compare", "Plan, without training on private data", "Read a run"
@@ -63,7 +63,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare accuracy, noise and privacy of several mechanisms; reuses finished runs."""
-    from fedlgm_lab.studies import command as studying
+    from fedlgm_lab.studies import study_command as studying
     from simulations import engines
 
     engines.get(engine)

@@ -36,7 +36,7 @@ from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from simulations.summaries.rows import Exported
+    from simulations.summaries.report_types import Exported
 
 
 load_recipe = recipes.load

@@ -23,7 +23,7 @@ from fedlgm.errors import ConfigError, Notice
 from fedlgm.extension.loader import named_arguments
 from fedlgm.files import path_of
 from fedlgm.mechanisms import BoundsExamples, Mechanism
-from fedlgm.mechanisms.base import require_mechanism
+from fedlgm.mechanisms.mechanism import require_mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning import trust as noised_by

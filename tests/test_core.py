@@ -39,10 +39,10 @@ REGISTRIES = {
 }
 _DEFAULTS = {
     "fedlgm.data": "dataset division partition pixels tables users",
-    "fedlgm.mechanisms": "base layerwise_gaussian options",
+    "fedlgm.mechanisms": "layerwise_gaussian mechanism options",
     "fedlgm.training": "apart base choice devices models optimizers sequential tasks",
     "fedlgm.training.models": "built copies dense requirements",
-    "fedlgm.training.tasks": "base classification evaluation set_metrics",
+    "fedlgm.training.tasks": "classification evaluation set_metrics task",
     "simulations.config": "client_level extends fixed_noise messages named_sections overrides public_seed sections "
     "unit",
     "strategies": "cohort layerwise nodes releaser replies server_optimizer",

@@ -31,7 +31,7 @@ from fedlgm.extension.restored import fresh
 from fedlgm.extension.separation import shared_state
 from fedlgm.extension.trial import prepared, require_same_losses
 from fedlgm.mechanisms import BoundsExamples, Mechanism
-from fedlgm.mechanisms.base import require_mechanism
+from fedlgm.mechanisms.mechanism import require_mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.facts import RunFacts, Sampling
@@ -43,7 +43,7 @@ from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, Vector
 from fedlgm.training.example_level.bounding import bound_gradients
 from fedlgm.training.example_level.scaling import one_by_one
 from fedlgm.training.tasks import Task
-from fedlgm.training.tasks.base import SUMMED, figures_of, require_separate_losses, require_sums
+from fedlgm.training.tasks.task import SUMMED, figures_of, require_separate_losses, require_sums
 
 _EXAMPLES = 6  # of each probed client
 _BATCH = 4

@@ -23,7 +23,7 @@ from fedlgm.extension.restored import fresh
 from fedlgm.training import inputs, models
 from fedlgm.training.devices import or_another_thread, seeded
 from fedlgm.training.inputs import Inputs
-from fedlgm.training.tasks.base import ExampleLosses, Task, require_separate_losses, require_sums
+from fedlgm.training.tasks.task import ExampleLosses, Task, require_separate_losses, require_sums
 
 Examples = tuple[Inputs, Tensor]
 """Inputs and targets of a few examples."""

@@ -18,7 +18,12 @@ from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
 from fedlgm.mechanisms.alternate import Alternate
-from fedlgm.mechanisms.base import (
+from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD, PlainSGD, PublishedDPSGD
+from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
+from fedlgm.mechanisms.ladp import LaDP
+from fedlgm.mechanisms.layer_vote import VotedLayers
+from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip
+from fedlgm.mechanisms.mechanism import (
     BoundsExamples,
     Mechanism,
     UsesPrivateNorms,
@@ -27,11 +32,6 @@ from fedlgm.mechanisms.base import (
     code_of,
     rule_hint,
 )
-from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD, PlainSGD, PublishedDPSGD
-from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
-from fedlgm.mechanisms.ladp import LaDP
-from fedlgm.mechanisms.layer_vote import VotedLayers
-from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.mechanisms.voted_filling import VotedFilling
 from fedlgm.mechanisms.water_filling import WaterFilling

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_fraction
-from fedlgm.mechanisms.base import Bounded
+from fedlgm.mechanisms.mechanism import Bounded
 from fedlgm.planning import clipping
 from fedlgm.planning.allocation import spread
 from fedlgm.planning.facts import RunFacts

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm.errors import ConfigError
-from fedlgm.mechanisms.base import Bounded, released_scales
+from fedlgm.mechanisms.mechanism import Bounded, released_scales
 from fedlgm.planning.allocation import shares
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import Layer, LayerTable, factor_of

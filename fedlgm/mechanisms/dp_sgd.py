@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_known
-from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip, published
+from fedlgm.mechanisms.mechanism import BoundsExamples
 from fedlgm.planning.allocation import names as allocations
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.facts import RunFacts

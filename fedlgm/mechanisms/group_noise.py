@@ -33,7 +33,7 @@ from fedlgm.errors import (
     check_rate,
 )
 from fedlgm.mechanisms import inid
-from fedlgm.mechanisms.base import Bounded, one_per_layer
+from fedlgm.mechanisms.mechanism import Bounded, one_per_layer
 from fedlgm.mechanisms.profiles import Profile
 from fedlgm.noise.draws import Family
 from fedlgm.planning.facts import RunFacts

@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_below_one, check_positive
-from fedlgm.mechanisms.base import Bounded
 from fedlgm.mechanisms.ladp_frame import theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import kl_score, layer_changes, layer_divergences
+from fedlgm.mechanisms.mechanism import Bounded
 from fedlgm.planning import clipping
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable

@@ -15,14 +15,7 @@ import numpy as np
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError, check_fraction, check_positive, check_share
-from fedlgm.mechanisms.base import (
-    Bounded,
-    Mechanism,
-    UsesPrivateNorms,
-    Variant,
-    check_figures,
-    one_per_layer,
-)
+from fedlgm.mechanisms.mechanism import Bounded, Mechanism, UsesPrivateNorms, Variant, check_figures, one_per_layer
 from fedlgm.planning import clipping
 from fedlgm.planning.allocation import shares, spread
 from fedlgm.planning.facts import RunFacts

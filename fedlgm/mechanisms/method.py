@@ -14,7 +14,7 @@ from torch import nn
 
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension.loader import is_bundled, named_arguments
-from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
+from fedlgm.mechanisms.mechanism import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
 from fedlgm.noise.draws import check_scale
 from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable

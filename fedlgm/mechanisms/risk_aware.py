@@ -23,14 +23,6 @@ import numpy as np
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, check_fraction, check_known, check_share
-from fedlgm.mechanisms.base import (
-    Bounded,
-    BoundsExamples,
-    UsesPrivateSums,
-    Variant,
-    check_figures,
-    one_per_layer,
-)
 from fedlgm.mechanisms.dp_sgd import check_batch_is_seen, example_plan
 from fedlgm.mechanisms.layerwise_gaussian import published
 from fedlgm.mechanisms.lm_dp_sgd import (
@@ -41,6 +33,7 @@ from fedlgm.mechanisms.lm_dp_sgd import (
     published_weights,
     risk_weights,
 )
+from fedlgm.mechanisms.mechanism import Bounded, BoundsExamples, UsesPrivateSums, Variant, check_figures, one_per_layer
 from fedlgm.planning import clipping
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.facts import RunFacts

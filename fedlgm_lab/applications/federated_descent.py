@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.aggregation.contributions import BoundedUpdates
-from fedlgm.mechanisms.base import Mechanism
+from fedlgm.mechanisms.mechanism import Mechanism
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import SAFETY, LayerTable
 from fedlgm.planning.plan import ReleasePlan

@@ -23,7 +23,7 @@ from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.contributions import AnsweredUpdates, Updates
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateSums, UsesPrivateUpdates
-from fedlgm.mechanisms.base import BoundsExamples, Mechanism
+from fedlgm.mechanisms.mechanism import BoundsExamples, Mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise.draws import NoiseBackend
 from fedlgm.noise.keys import KeyRing

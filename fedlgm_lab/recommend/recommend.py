@@ -23,13 +23,13 @@ from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.training.devices import plain_defaults, torch_threads
+from fedlgm_lab.recommend.model_work import Work
 from fedlgm_lab.recommend.picture import bars
-from fedlgm_lab.recommend.rows import Advice, LayerAdvice, StageRow
 from fedlgm_lab.recommend.score import Curvature, Landscape, score
+from fedlgm_lab.recommend.score_rows import Advice, LayerAdvice, StageRow
 from fedlgm_lab.recommend.setting import Setting, setting_of
 from fedlgm_lab.recommend.units import Clients, Examples, Units, bound_of
 from fedlgm_lab.recommend.verdict import FLAT, LEVELLED, verdict
-from fedlgm_lab.recommend.work import Work
 from simulations.arguments import refuse_unknown
 from simulations.config.assembly import Assembly
 from simulations.config.overrides import Overrides

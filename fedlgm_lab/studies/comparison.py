@@ -15,8 +15,8 @@ from fedlgm_lab.studies import frames, joint
 from fedlgm_lab.studies.noise import model_noise
 from fedlgm_lab.studies.records import rows_of
 from fedlgm_lab.studies.results import Study, paired
-from fedlgm_lab.studies.rows import Row
 from fedlgm_lab.studies.statistics import difference
+from fedlgm_lab.studies.study_rows import Row
 from simulations.runs.folder import RunFolder
 from simulations.runs.headline import headline, is_share, shown
 from simulations.summaries.terminal import number

@@ -10,7 +10,7 @@ from fedlgm.privacy import accounting
 from fedlgm.privacy.events import accountant_of, is_private
 from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.studies.jobs import Job
-from fedlgm_lab.studies.rows import JointCost
+from fedlgm_lab.studies.study_rows import JointCost
 from simulations.runs.stopping import ended_early
 from simulations.summaries.terminal import number
 

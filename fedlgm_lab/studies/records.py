@@ -13,8 +13,8 @@ from fedlgm.errors import ConfigError, RunError
 from fedlgm_lab.studies import frames
 from fedlgm_lab.studies.jobs import Job
 from fedlgm_lab.studies.joint import together
-from fedlgm_lab.studies.rows import JointCost
 from fedlgm_lab.studies.search import Search, Shift
+from fedlgm_lab.studies.study_rows import JointCost
 from simulations.config.assembly import Assembly
 from simulations.runs import strict_json
 

@@ -15,8 +15,8 @@ from fedlgm.files import path_of, write_whole
 from fedlgm.privacy.guarantee import caveat_of
 from fedlgm_lab.studies import frames, joint
 from fedlgm_lab.studies.records import FILE, KeptRecords, Records
-from fedlgm_lab.studies.rows import JointCost
 from fedlgm_lab.studies.statistics import LEVEL, Difference, difference, holm, over_cells
+from fedlgm_lab.studies.study_rows import JointCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

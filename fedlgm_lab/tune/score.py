@@ -24,7 +24,7 @@ from fedlgm.privacy.guarantee import Guarantee, Relation
 from fedlgm.training import inputs, tasks
 from fedlgm.training.devices import torch_threads
 from fedlgm.training.tasks import Task
-from fedlgm.training.tasks.base import measured
+from fedlgm.training.tasks.task import measured
 from simulations.config.assembly import Assembly
 from simulations.runs.headline import is_share
 from simulations.runs.rows import RunSummary

@@ -16,8 +16,8 @@ from fedlgm.errors import ConfigError
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import encode, gaussian_event, repeated
 from fedlgm.privacy.selection import Law, selection_event
-from fedlgm_lab.tune.rows import SearchTerms
 from fedlgm_lab.tune.score import PrivateScore, Score, TestScore
+from fedlgm_lab.tune.search_result import SearchTerms
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.decided import settled

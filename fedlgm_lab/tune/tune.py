@@ -33,7 +33,7 @@ from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.privacy import Ledger
 from fedlgm.privacy.selection import Law, draw_runs
 from fedlgm.training.devices import plain_defaults
-from fedlgm_lab.tune.rows import SearchResult
+from fedlgm_lab.tune.search_result import SearchResult
 from fedlgm_lab.tune.terms import Search
 from simulations import launch
 from simulations.api import RunResult, result_of

@@ -21,7 +21,7 @@ from clients.source import ClientData, ClientSource
 from fedlgm import privacy
 from fedlgm.aggregation.client_release import Asked, Contributions
 from fedlgm.aggregation.contributions import BoundedUpdates, Updates
-from fedlgm.mechanisms.base import BoundsExamples
+from fedlgm.mechanisms.mechanism import BoundsExamples
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.facts import LocalSteps
 from fedlgm.planning.plan import ReleasePlan

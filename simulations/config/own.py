@@ -17,7 +17,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import object_name
 from fedlgm.extension.registration import registered, repeat
 from fedlgm.mechanisms import Mechanism
-from fedlgm.mechanisms.base import require_mechanism
+from fedlgm.mechanisms.mechanism import require_mechanism
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training.tasks.own_figures import Evaluate
 from fedlgm.training.tasks.set_metrics import Metric, checked

@@ -17,7 +17,7 @@ from simulations.config.fingerprints import fixed_digest
 from simulations.exports.export import exported, load_model, metadata, texts
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
-from simulations.summaries.rows import Exported
+from simulations.summaries.report_types import Exported
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."

@@ -25,7 +25,7 @@ from simulations.runs import strict_json
 from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary, excerpt
-from simulations.summaries.rows import Exported, Metadata, Protection
+from simulations.summaries.report_types import Exported, Metadata, Protection
 
 Format = Literal["safetensors", "pt", "onnx"]
 _FOR_ONNX = ("onnx", "onnxscript")

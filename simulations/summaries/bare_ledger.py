@@ -12,7 +12,7 @@ from fedlgm.errors import ConfigError, check_share
 from fedlgm.privacy.ledger import Ledger
 from simulations.runs.folder import RunFolder
 from simulations.summaries.charges import client_rows, event_groups
-from simulations.summaries.rows import ClientRow, EventGroup
+from simulations.summaries.report_types import ClientRow, EventGroup
 from simulations.summaries.terminal import charges_table, number, worst_off
 
 _ACCOUNTANT = "pld"

@@ -8,7 +8,7 @@ from fedlgm.privacy.charge import Charge
 from fedlgm.privacy.cost import Cost, multiplier_explained
 from fedlgm.privacy.ledger import SERVER, Ledger
 from simulations.config.recipe import Recipe
-from simulations.summaries.rows import ClientRow, EventGroup
+from simulations.summaries.report_types import ClientRow, EventGroup
 
 
 def event_groups(ledger: Ledger, unit: str) -> list[EventGroup]:

@@ -8,7 +8,7 @@ from fedlgm.privacy.ledger import Ledger
 from simulations.runs.folder import RunFolder
 from simulations.runs.stopping import note_on_epsilon
 from simulations.summaries.charges import client_rows, event_groups, how_to_read
-from simulations.summaries.rows import LedgerReport
+from simulations.summaries.report_types import LedgerReport
 
 
 def ledger_report(run: Path) -> LedgerReport:

@@ -13,8 +13,8 @@ from fedlgm.privacy.accounting import composed_epsilon
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import LayerRow
+from simulations.summaries.report_types import PlanReport
 from simulations.summaries.rounds import described, noise_over_rounds
-from simulations.summaries.rows import PlanReport
 
 
 def plan_report(recipe: Recipe) -> PlanReport:

@@ -16,7 +16,7 @@ from simulations.config.recipe import Recipe
 from simulations.progress import progress as bar
 from simulations.runs.headline import headline, shown
 from simulations.runs.rows import FullRow, OnRound, RunSummary
-from simulations.summaries.rows import ClientRow, EventGroup, Exported, LedgerReport, PlanReport
+from simulations.summaries.report_types import ClientRow, EventGroup, Exported, LedgerReport, PlanReport
 from simulations.tables import facts, table
 
 OF_Z = " (of z)"

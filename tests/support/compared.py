@@ -12,7 +12,7 @@ from fedlgm_lab.studies import comparison
 from fedlgm_lab.studies.jobs import Job
 from fedlgm_lab.studies.records import RunRecords
 from fedlgm_lab.studies.results import Study
-from fedlgm_lab.studies.rows import Row
+from fedlgm_lab.studies.study_rows import Row
 
 
 def summary_of(todo: Sequence[Job], out: Path, failed: Mapping[str, str] | None = None) -> Row:

@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedlgm.errors import ConfigError, check_known
-from fedlgm.mechanisms.base import Bounded, BoundsExamples
 from fedlgm.mechanisms.dp_sgd import example_plan
 from fedlgm.mechanisms.group_noise import GroupNoise
+from fedlgm.mechanisms.mechanism import Bounded, BoundsExamples
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable

@@ -12,10 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from fedlgm.errors import check_positive
-from fedlgm.mechanisms.base import Mechanism, UsesPrivateUpdates, Variant
 from fedlgm.mechanisms.ladp import check_threshold
 from fedlgm.mechanisms.ladp_frame import bound_by_training, require, theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import layer_divergences
+from fedlgm.mechanisms.mechanism import Mechanism, UsesPrivateUpdates, Variant
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan, UnprotectedPlan

@@ -18,8 +18,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedlgm.errors import check_positive
-from fedlgm.mechanisms.base import Bounded
 from fedlgm.mechanisms.ladp_frame import Constant, bound_by_training, noise_constant, require
+from fedlgm.mechanisms.mechanism import Bounded
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import named_arguments
-from fedlgm.mechanisms.base import UsesPrivateNorms
+from fedlgm.mechanisms.mechanism import UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import Noising, fingerprint, release
@@ -32,7 +32,7 @@ from fedlgm.privacy.guarantee import Guarantee, caveat_of
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training.example_level.trainer import ExampleTrainer, batch_keys, digest_of, poisson_rows
 from fedlgm.training.inputs import Inputs
-from fedlgm.training.tasks.base import ExampleLosses
+from fedlgm.training.tasks.task import ExampleLosses
 
 
 @dataclass(frozen=True)

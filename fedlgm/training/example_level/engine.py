@@ -27,7 +27,7 @@ from fedlgm.training.example_level.passes import Pass, Place, Site, Total
 from fedlgm.training.example_level.pooling import max_pool, suits
 from fedlgm.training.example_level.row_losses import RowLosses
 from fedlgm.training.example_level.rules import rule_for
-from fedlgm.training.example_level.rules.base import all_finite
+from fedlgm.training.example_level.rules.rule import all_finite
 from fedlgm.training.example_level.scaling import FlatClip, one_by_one
 from fedlgm.training.example_level.separation import MappedRows, Separation, TriedRows, separate
 from fedlgm.training.example_level.stack import StackPass
@@ -35,7 +35,7 @@ from fedlgm.training.inputs import parts
 from fedlgm.training.models.built import Built, refuse_gradient_hooks
 from fedlgm.training.models.requirements import Frozen
 from fedlgm.training.stack.tape import Memory
-from fedlgm.training.tasks.base import ExampleLosses
+from fedlgm.training.tasks.task import ExampleLosses
 
 ACTIVATION_BYTES = 8 << 20
 """Largest activation of a micro-batch, as a target: larger tensors are mapped anew every time."""

@@ -13,7 +13,7 @@ from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training.example_level.engine import ClippedSum
 from fedlgm.training.example_level.norms import norm_of
-from fedlgm.training.example_level.rules.base import all_finite
+from fedlgm.training.example_level.rules.rule import all_finite
 from fedlgm.training.example_level.scaling import one_by_one
 from fedlgm.training.models.built import Built
 from fedlgm.training.native import call

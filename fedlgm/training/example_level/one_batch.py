@@ -13,7 +13,7 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.scaling import of_style
 from fedlgm.training.inputs import Inputs
-from fedlgm.training.tasks.base import ExampleLosses
+from fedlgm.training.tasks.task import ExampleLosses
 
 
 @named_arguments

@@ -15,7 +15,7 @@ from fedlgm.planning.clipping import Scaling
 from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.norms import norm_of
 from fedlgm.training.example_level.rules import Kept, KeptGradients, Rule, Use, require_rows
-from fedlgm.training.example_level.rules.base import all_finite
+from fedlgm.training.example_level.rules.rule import all_finite
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_bundled, users_code
-from fedlgm.training.tasks.base import ExampleLosses
+from fedlgm.training.tasks.task import ExampleLosses
 
 
 class RowLosses:

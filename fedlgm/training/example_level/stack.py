@@ -20,9 +20,9 @@ from fedlgm.extension.loader import is_bundled
 from fedlgm.planning.clipping import Scaling
 from fedlgm.training.example_level.norms import norm_of
 from fedlgm.training.example_level.passes import Place, Site, cast
-from fedlgm.training.example_level.rules.base import add_product_, add_scaled_
 from fedlgm.training.example_level.rules.linear import LinearRule
 from fedlgm.training.example_level.rules.products import squares_of_rows
+from fedlgm.training.example_level.rules.rule import add_product_, add_scaled_
 from fedlgm.training.stack.model import is_plain_stack
 from fedlgm.training.tasks import Task
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedlgm.aggregation.contributions import BoundedUpdates
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateSums
+from fedlgm.mechanisms.mechanism import BoundsExamples, Mechanism, UsesPrivateSums
 from fedlgm.noise.draws import NoiseBackend
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.noise.release import local_releases
@@ -30,7 +30,7 @@ from fedlgm.training.example_level.scaling import FlatClip, one_by_one
 from fedlgm.training.example_level.trial import TRIED, moderate, try_examples, try_step
 from fedlgm.training.inputs import Inputs
 from fedlgm.training.models.requirements import require_drawing_nothing, require_stateless
-from fedlgm.training.tasks.base import ExampleLosses
+from fedlgm.training.tasks.task import ExampleLosses
 
 Batch = tuple[Inputs, Tensor, Tensor]
 """Inputs [n, ...], targets [n, ...] and the rows of a batch, int64 [b]."""

@@ -25,7 +25,7 @@ from fedlgm.training.devices import seeded
 from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.scaling import FlatClip
 from fedlgm.training.inputs import Inputs
-from fedlgm.training.tasks.base import ExampleLosses, require_separate_losses
+from fedlgm.training.tasks.task import ExampleLosses, require_separate_losses
 
 TRIED = 4
 """Number of examples in a trial."""

@@ -17,7 +17,6 @@ from torch import Tensor
 from fedlgm.errors import ConfigError
 from fedlgm.extension import loader as extension
 from fedlgm.extension.loader import named, named_arguments
-from fedlgm.training.tasks.base import Task
 from fedlgm.training.tasks.binary import Binary
 from fedlgm.training.tasks.causal_lm import CausalLM
 from fedlgm.training.tasks.classification import Classification
@@ -26,6 +25,7 @@ from fedlgm.training.tasks.next_token import PADDING, NextToken
 from fedlgm.training.tasks.ranked import AUC, Ranked, auc
 from fedlgm.training.tasks.regression import Regression
 from fedlgm.training.tasks.set_metrics import Metric
+from fedlgm.training.tasks.task import Task
 
 __all__ = [
     "AUC",

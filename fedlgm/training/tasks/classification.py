@@ -16,7 +16,7 @@ from fedlgm.data.names import IGNORED
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension.loader import is_bundled
 from fedlgm.training import inputs
-from fedlgm.training.tasks.base import Task
+from fedlgm.training.tasks.task import Task
 
 
 class Classification(Task):

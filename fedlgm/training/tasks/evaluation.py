@@ -12,8 +12,8 @@ from fedlgm.extension.loader import named_arguments
 from fedlgm.planning.layout import laid_out, on_cpu
 from fedlgm.training import inputs
 from fedlgm.training.inputs import Inputs
-from fedlgm.training.tasks.base import Task, measured
 from fedlgm.training.tasks.set_metrics import Metric, over_the_set
+from fedlgm.training.tasks.task import Task, measured
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from fedlgm.data.dataset import DataSet
 from fedlgm.errors import ConfigError
-from fedlgm.training.tasks.base import Task
 from fedlgm.training.tasks.classification import class_targets, require_classes
+from fedlgm.training.tasks.task import Task
 
 PADDING = -100
 """Target of a position that does not count; torch's default for `ignore_index`."""

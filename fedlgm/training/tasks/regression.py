@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedlgm.data.dataset import DataSet
 from fedlgm.errors import ConfigError, DataError, check_known
-from fedlgm.training.tasks.base import Task, require_finite
+from fedlgm.training.tasks.task import Task, require_finite
 
 _LOSSES: dict[str, Callable[..., Tensor]] = {
     "squared": functional.mse_loss,

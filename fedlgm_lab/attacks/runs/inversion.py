@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedlgm.aggregation.contributions import unbounded
 from fedlgm.errors import ConfigError
-from fedlgm.mechanisms.base import UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.mechanisms.mechanism import UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan

@@ -25,7 +25,7 @@ from fedlgm_lab.attacks.mia import attack_outputs
 from fedlgm_lab.attacks.runs import gan, inversion
 from fedlgm_lab.attacks.runs.target import Images, Target
 from fedlgm_lab.studies.jobs import Job
-from fedlgm_lab.studies.rows import Row
+from fedlgm_lab.studies.study_rows import Row
 from simulations.config import recipe as recipes
 from simulations.config.overrides import override
 from simulations.progress import OnProgress

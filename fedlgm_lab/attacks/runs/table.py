@@ -16,7 +16,7 @@ from rich.console import Group
 
 from fedlgm_lab.attacks.runs.measured import TPR_AT
 from fedlgm_lab.studies.comparison import budget
-from fedlgm_lab.studies.rows import CELL, Row
+from fedlgm_lab.studies.study_rows import CELL, Row
 from simulations.summaries.terminal import number
 from simulations.tables import table
 

@@ -12,8 +12,8 @@ import torch
 from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.errors import ConfigError
-from fedlgm.mechanisms.base import Mechanism, UsesPrivateUpdates
 from fedlgm.mechanisms.ladp import layer_changes, layer_divergences
+from fedlgm.mechanisms.mechanism import Mechanism, UsesPrivateUpdates
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import release
 from fedlgm.planning.layers import LayerTable

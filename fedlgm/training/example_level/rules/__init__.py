@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.training.example_level.rules.base import Kept, KeptGradients, Rule, Scale, Use, add_scaled_
 from fedlgm.training.example_level.rules.convolution import ConvolutionRule
 from fedlgm.training.example_level.rules.embedding import EmbeddingRule
 from fedlgm.training.example_level.rules.linear import LinearRule
 from fedlgm.training.example_level.rules.normalisation import GroupNormRule, LayerNormRule
+from fedlgm.training.example_level.rules.rule import Kept, KeptGradients, Rule, Scale, Use, add_scaled_
 from fedlgm.training.example_level.rules.transposed import TransposedLinearRule
 from fedlgm.training.models.built import hooked
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlgm.training.example_level.rules.base import Use, add_product_, chunks
 from fedlgm.training.example_level.rules.products import ProductRule
+from fedlgm.training.example_level.rules.rule import Use, add_product_, chunks
 
 aten = torch.ops.aten
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.training.example_level.rules.base import Kept, Rule, Use, all_finite
 from fedlgm.training.example_level.rules.products import row_squares
+from fedlgm.training.example_level.rules.rule import Kept, Rule, Use, all_finite
 
 
 class EmbeddingRule(Rule):

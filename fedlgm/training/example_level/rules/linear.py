@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedlgm.training.example_level.rules.base import Use, add_product_
 from fedlgm.training.example_level.rules.products import ProductRule
+from fedlgm.training.example_level.rules.rule import Use, add_product_
 
 
 class LinearRule(ProductRule):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedlgm.training.example_level.rules.base import Kept, KeptGradients, Rule, Use, chunks
 from fedlgm.training.example_level.rules.products import row_squares
+from fedlgm.training.example_level.rules.rule import Kept, KeptGradients, Rule, Use, chunks
 
 aten = torch.ops.aten
 

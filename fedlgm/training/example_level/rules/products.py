@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.training.example_level.rules.base import (
+from fedlgm.training.example_level.rules.rule import (
     Kept,
     KeptGradients,
     Rule,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlgm.training.example_level.rules.base import Rule, Scale, Use, add_product_
 from fedlgm.training.example_level.rules.linear import LinearRule
+from fedlgm.training.example_level.rules.rule import Rule, Scale, Use, add_product_
 
 
 class TransposedLinearRule(LinearRule):

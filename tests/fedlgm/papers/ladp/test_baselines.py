@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.mechanisms.base import Mechanism
+from fedlgm.mechanisms.mechanism import Mechanism
 from fedlgm.papers.ladp import schedules
 from fedlgm.papers.ladp.schedules import staircase
 from fedlgm.planning.layers import LayerTable

@@ -21,7 +21,7 @@ from fedlgm.errors import ConfigError, FedlgmError, RunError
 from fedlgm.noise.run_noise import RunNoise
 from fedlgm_lab.audits import Audit, Subject
 from fedlgm_lab.audits.runs import targets
-from fedlgm_lab.audits.runs.command import table
+from fedlgm_lab.audits.runs.audit_command import table
 from simulations import launch
 from simulations.cli import app
 from simulations.config import recipe as recipes

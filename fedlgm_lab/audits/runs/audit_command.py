@@ -51,7 +51,7 @@ def audit(
     from fedlgm_lab.audits import CONFIDENCE, Audit
     from fedlgm_lab.audits.distinguisher import TRIALS
     from fedlgm_lab.audits.runs import targets
-    from fedlgm_lab.audits.runs.figures import draw_audit
+    from fedlgm_lab.audits.runs.audit_figures import draw_audit
 
     how = Audit(
         method=method,  # type: ignore[arg-type]

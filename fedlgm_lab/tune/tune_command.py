@@ -12,7 +12,7 @@ from simulations.shell import JsonOption, RecipeArgument, SetOption, show
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from fedlgm_lab.tune.rows import SearchResult
+    from fedlgm_lab.tune.search_result import SearchResult
 
 
 def tune(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from fedlgm_lab.studies.results import Study
-    from fedlgm_lab.studies.rows import Row
+    from fedlgm_lab.studies.study_rows import Row
 
 
 def study(

@@ -11,7 +11,7 @@ from simulations.shell import JsonOption, RecipeArgument, SetOption, show
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from fedlgm_lab.recommend.rows import Advice
+    from fedlgm_lab.recommend.score_rows import Advice
 
 
 def recommend(

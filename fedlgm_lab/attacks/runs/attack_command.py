@@ -93,7 +93,7 @@ def inversion(
 ) -> None:
     """Reconstruct images of single clients from their updates, raw and as the mechanism releases them."""
     from fedlgm_lab.attacks.inversion import InversionSettings
-    from fedlgm_lab.attacks.runs import figures
+    from fedlgm_lab.attacks.runs import attack_figures as figures
     from fedlgm_lab.attacks.runs import inversion as attacks
     from fedlgm_lab.attacks.runs.target import Target
     from fedlgm_lab.reports.svg import save
@@ -146,7 +146,7 @@ def gan(
     """Reconstruct a class that the attacker, the last client, does not hold, from the released models."""
     from fedlgm_lab.attacks.gan import GanSettings
     from fedlgm_lab.attacks.inception import InceptionFeatures
-    from fedlgm_lab.attacks.runs import figures
+    from fedlgm_lab.attacks.runs import attack_figures as figures
     from fedlgm_lab.attacks.runs import gan as attacks
     from fedlgm_lab.attacks.runs.target import Target
     from fedlgm_lab.reports.svg import save
@@ -202,7 +202,8 @@ def _report_membership(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    from fedlgm_lab.attacks.runs import figures, membership
+    from fedlgm_lab.attacks.runs import attack_figures as figures
+    from fedlgm_lab.attacks.runs import membership
     from fedlgm_lab.attacks.runs.target import FIGURES
     from fedlgm_lab.reports.svg import save
     from simulations.runs.rows import excerpt

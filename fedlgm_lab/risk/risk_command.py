@@ -39,8 +39,8 @@ def risk(
     from fedlgm.errors import ConfigError
     from fedlgm.mechanisms.lm_dp_sgd import check_risk
     from fedlgm_lab.reports.svg import save
-    from fedlgm_lab.risk.figures import figure
     from fedlgm_lab.risk.measure import risk_of
+    from fedlgm_lab.risk.risk_figures import figure
     from simulations.config import recipe as recipes
     from simulations.runs import strict_json
 
