@@ -26,6 +26,9 @@ app = typer.Typer(cls=Commands, help="Create, start, run and stop federations of
 _out = Console(highlight=False, soft_wrap=True, emoji=False)
 _err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
+VOID = 1
+"""Exit status of a run with void rounds, which moved nothing."""
+
 # The users of a deployment's processes may pass through its folder, and need not be able to list it.
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.", readable=False)]
 
@@ -161,9 +164,11 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start another run of this recipe.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a recipe on the nodes; repeat the command to continue an interrupted run."""
+    """Run a recipe on the nodes; repeat the command to continue an interrupted run. Exit status 1 after void rounds."""
     from fedlgm_nodes.deploy import submit
+    from fedlgm_nodes.deploy.server_entry import NodesRecord
     from simulations.config import recipe as recipes
+    from simulations.runs.folder import RunFolder
     from simulations.summaries import terminal
 
     result = submit.run(_opened(folder), recipes.load(recipe, overrides or ()), fresh=fresh, say=_say)
@@ -171,6 +176,8 @@ def run(
         print_json(result)
     else:
         _out.print(terminal.summary(result), soft_wrap=False)
+    if NodesRecord.of(RunFolder.open(result["run"])).void():
+        raise typer.Exit(VOID)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from clients.flower_private import hasten_server_grid
 from fedlgm.errors import ConfigError, DivergedError
+from fedlgm.privacy.ledger import Ledger
 from fedlgm.training.models import digest_of_file
 from fedlgm_nodes.deploy.layout import DeploymentFolder
 from fedlgm_nodes.secagg.cohort import MOST_NODES
@@ -23,6 +24,7 @@ from fedlgm_nodes.server.answers import AnswerCheck
 from fedlgm_nodes.server.budgets import Need
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.grid import EnrolledNodes, NodeGrid
+from fedlgm_nodes.server.open_attempt import AttemptFile, LostAttempt
 from fedlgm_nodes.server.questions import NodeQuestions, signed_at
 from fedlgm_nodes.server.round import Patience, RoundReport
 from fedlgm_nodes.server.secure_grid import EnrolledSum, SecureGrid
@@ -35,6 +37,7 @@ from simulations.runs.server import serve
 
 ENDED = "ended"  # a private file that a ServerApp leaves when it ends, in whatever way short of a kill
 TOLD = "nodes.log"  # progress lines, among the run's private files
+ATTEMPT = "attempt.json"  # of the round that is under way, among the run's private files
 _POLL_S = 0.2
 REPORT = "nodes.jsonl"  # what became of each round's questions
 
@@ -160,6 +163,11 @@ class NodesRecord:
     def __init__(self, folder: RunFolder, summed: bool) -> None:
         self._folder, self._summed = folder, summed
 
+    @classmethod
+    def of(cls, folder: RunFolder) -> NodesRecord:
+        """The record of a run."""
+        return cls(folder, summed=not folder.recipe().noised_by.alone)
+
     def say(self, line: str) -> None:
         """Print a line, and keep it."""
         print(line, flush=True)
@@ -177,15 +185,22 @@ class NodesRecord:
         figures = f", accuracy {row['accuracy']:.4f}, epsilon {row['epsilon']:.3f}" if "accuracy" in row else ""
         self.say(f"round {row['round']}: {row['cohort']} nodes asked, {row['seconds']:.2f} s{figures}")
 
-    def ended(self, rounds: int) -> None:
-        """Print how many rounds of a run were done, and how many of those moved nothing."""
-        done = len(self._folder.rows())
+    def void(self) -> int:
+        """Number of the run's rounds that were void: nobody was asked, or the round's last attempt gave no sum."""
         file = self._folder.private / REPORT
-        reports = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
-        void = done - len({report["round"] for report in reports if report["answered"]}) if self._summed else 0
-        self.say(
-            f"{done} of {rounds} rounds are done" + (f"; {void} of them are void and moved nothing" if void else "")
+        reports = map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.is_file() else ()
+        last = {report["round"]: bool(report["answered"]) for report in reports}
+        rows = self._folder.rows(private=True) if self._summed else []
+        return sum(
+            not row.get("skipped") and not (row.get("cohort", 1) and last.get(row["round"], True)) for row in rows
         )
+
+    def ended(self, rounds: int) -> None:
+        """Print how many rounds of a run were done, and how many were void."""
+        void = self.void()
+        done = len(self._folder.rows()) - void
+        are = "is" if void == 1 else "are"
+        self.say(f"{done} of {rounds} rounds are done" + (f"; {void} {are} void and moved nothing" if void else ""))
 
 
 def make_server_app() -> ServerApp:
@@ -210,7 +225,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
     recipe = folder.recipe()
     assembly, federation = DeployedAssembly(recipe), recipe.federation
     alone = assembly.facts.noised_by.alone
-    record = NodesRecord(folder, summed=not alone)
+    record = NodesRecord.of(folder)
 
     hasten_server_grid()
     enrolment = Enrolment.load(deployment.enrolment_file)
@@ -226,15 +241,60 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
         round_timeout=federation.round_timeout, quorum=federation.quorum, max_failures=federation.max_failures,
         simulated=recipe.run.test_mode,
     )  # fmt: skip
-    if need := needed(assembly, folder.path.name, done=len(folder.rows())):
-        nodes.require(need)
+    file = AttemptFile(folder.private / ATTEMPT)
+    if isinstance(nodes, SecureGrid):
+        nodes.file = file
+
+    def counted(row: FullRow) -> None:  # its checkpoint is on disk
+        file.close()
+        record.counted(row)
+
+    def run() -> None:
+        with folder.locked():  # by which `fedlgm deploy run` sees that this process lives
+            done = _settled(file, folder)
+            # The nodes of a round that continues have been charged for it.
+            if need := needed(assembly, folder.path.name, done=done + (file.found is not None)):
+                nodes.require(need)
+        serve(
+            nodes, assembly, folder, "deployment", counted, nodes=enrolled,
+            attempt=file.key, continued=file.found is not None,
+        )  # fmt: skip
+
     try:
-        serve(nodes, assembly, folder, "deployment", record.counted, nodes=enrolled)
+        try:
+            run()
+        except LostAttempt as lost:
+            record.say(str(lost))
+            file.give_up()
+            run()
         record.ended(assembly.facts.rounds)
     except DivergedError as error:
         said = ", ".join(f"{enrolment[client].name} ({norm:.3g})" for client, norm in error.largest)
         record.say(f"training diverged; norms of the largest contributions of its last round: {said}")
         raise
+
+
+def _settled(file: AttemptFile, folder: RunFolder) -> int:
+    """Delete an attempt whose round is done, and return the number of rounds that are done.
+
+    Raises:
+        LostAttempt: the attempt is not at the next round; or the ledger has later rounds, which would be released again
+            at no charge to the run, because they have the attempt's identity.
+    """
+    done, last = folder.checkpoints.rounds(), 0
+    if file.found is not None and file.found.round <= done:  # killed before it was deleted
+        file.give_up()
+    if file.found is not None:
+        if folder.ledger_file.is_file():
+            with Ledger(folder.ledger_file) as ledger:
+                last = ledger.rounds()
+        if not last <= file.found.round == done + 1:
+            raise LostAttempt(
+                f"{ATTEMPT} is an attempt at round {file.found.round}, but {done} rounds are done and {last} are "
+                f"charged: files were restored or removed; round {done + 1} begins again, and its nodes are charged "
+                "once more"
+            )
+    return done
 
 
 def _work_in(directory: str) -> None:

@@ -114,6 +114,25 @@ class SecureSum:
             self._total += words
             self._sent[client] = sent
 
+    @property
+    def summed(self) -> tuple[dict[int, str], bytes]:
+        """What `resume` takes: the signatures of all whose vectors are in the sum, and the masked sum."""
+        return dict(self._sent), self._total.astype("<u4").tobytes()
+
+    def resume(self, sent: Mapping[int, str], total: bytes) -> None:
+        """Take the vectors of an earlier process, which has called `answered`.
+
+        Args:
+            sent: first part of its `summed`.
+            total: second part.
+
+        Raises:
+            RunError: the sum has another size.
+        """
+        if len(total) != 4 * self.terms.size:
+            raise RunError(f"a sum of {len(total)} bytes, where {self.terms.size} words of 4 bytes are summed")
+        self._sent, self._total = dict(sent), np.frombuffer(total, "<u4").astype(np.uint32)
+
     def answered(self) -> list[int]:
         """The set of survivors, after which no vector counts.
 

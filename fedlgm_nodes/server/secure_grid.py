@@ -6,6 +6,8 @@ in a further message. Prepared keys and shares serve only the same nodes and the
 or for another plan, the next round starts from its first step. It also does so if a node has lost its part since,
 which the server detects by asking for the shares once more.
 
+A server that was killed continues the round that it had begun to charge (see `open_attempt`).
+
 To a strategy the nodes are one worker that returns the sum of a block, like a simulation's worker. The integers are
 the same, so a round without drops gives the same model bit by bit.
 """
@@ -34,6 +36,7 @@ from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.protocol.messages import Question
 from fedlgm_nodes.secagg.steps import AHEAD, NO_MODEL, WORDS, terms_of, texts
 from fedlgm_nodes.server.grid import FIRST_NODE, NodeGrid
+from fedlgm_nodes.server.open_attempt import AttemptFile, LostAttempt, OpenAttempt
 from fedlgm_nodes.server.round import Asked
 from fedlgm_nodes.server.secagg import SecureSum, VoidRound, reasons
 from strategies.nodes import Addresses, OneNodePerClient
@@ -77,9 +80,11 @@ class SecureGrid(NodeGrid):
     Attributes:
         charge: charges the next round to the run's ledger. It is called before the nodes are asked for their vectors:
             earlier steps release nothing, and a run that ends in one of them repeats the round when it is resumed.
+        file: file of the open attempt; None keeps no attempt.
     """
 
     charge: Callable[[], None] = staticmethod(lambda: None)
+    file: AttemptFile | None = None
     _prepared: _Attempt | None = None
 
     def _round(self, batch: list[Message]) -> list[Message]:
@@ -90,7 +95,9 @@ class SecureGrid(NodeGrid):
         clients: list[int] = sorted(config[wire.CLIENTS])  # type: ignore[arg-type]
         asked = int(config[wire.ROUND]), str(config[wire.PLAN]), clients  # type: ignore[arg-type]
         attempt, self._prepared = self._prepared, None
-        if attempt is None or not attempt.serves(*asked) or not attempt.held(message):
+        if self.file is not None and self.file.found is not None:
+            attempt, self.file.found = self._continued(self.file.found, message, *asked), None
+        elif attempt is None or not attempt.serves(*asked) or not attempt.held(message):
             attempt = _Attempt(self, *asked)
         void = ""
         try:
@@ -110,6 +117,27 @@ class SecureGrid(NodeGrid):
         arrays = ArrayRecord({wire.SUM: Array(**wire.fields(values))})
         return [Message(RecordDict({wire.ARRAYS: arrays, wire.METRICS: metrics}), reply_to=message)]
 
+    def _continued(self, found: OpenAttempt, message: Message, round: int, plan: str, clients: list[int]) -> _Attempt:
+        """The attempt that an earlier process has left open.
+
+        Raises:
+            LostAttempt: another round, plan, model or set of clients is asked for, or too few nodes hold their keys.
+            RunError: too few nodes answer; nothing has been charged, and the run can be resumed.
+        """
+        model = protocol.sha256(message.content.array_records[wire.ARRAYS][wire.MODEL].data)
+        if (found.round, found.plan, found.clients, found.model) != (round, plan, clients, model):
+            why = "its round, plan, model or nodes are no longer those that it was begun with"
+        else:
+            attempt = _Attempt(self, round, plan, clients, found.nonce)
+            why = attempt.resumed(found, message)
+            if not why:
+                self._say(f"round {round} continues where it was interrupted: no node is charged twice")
+                return attempt
+        raise LostAttempt(
+            f"round {round} cannot continue where it was interrupted: {why}; it begins again, and its nodes are "
+            "charged once more"
+        )
+
 
 class _Attempt:
     """One attempt at one round.
@@ -119,6 +147,7 @@ class _Attempt:
         round: number, from 1.
         plan: JSON text of its plan.
         clients: who is asked, ascending.
+        nonce: the attempt's key; drawn if not given.
 
     Attributes:
         round: its number.
@@ -130,17 +159,19 @@ class _Attempt:
         next: the next round's attempt, prepared as far as its shares; None if it is not.
     """
 
-    def __init__(self, grid: SecureGrid, round: int, plan: str, clients: list[int]) -> None:
+    def __init__(self, grid: SecureGrid, round: int, plan: str, clients: list[int], nonce: str = "") -> None:
         self._grid, self.round, self._plan, self._clients = grid, round, plan, clients
-        self._nonce = secrets.token_hex(16)
+        self._nonce = nonce or secrets.token_hex(16)
         self._ask(NO_MODEL)
         one = self._questions[clients[0]]
         parsed = grid.answers.plan(one)
         self.server, self._rounds = SecureSum(terms_of(one, parsed), grid.services), parsed.facts.rounds
         self._early: dict[int, Any] = {}  # client -> its answer to a step that was asked ahead
         self._adverts: list[dict[str, Any]] = []
+        self._shares: dict[int, tuple[dict[int, str], str]] = {}  # client -> its answer to "share"
         self._delivered: dict[int, dict[int, str]] = {}
         self._shared_at = 0.0
+        self._kept: OpenAttempt | None = None  # as it is on disk
         self.lost, self.late, self.answered = dict[int, str](), 0, list[int]()
         self.guilty = dict[int, str]()
         self.next: _Attempt | None = None
@@ -167,6 +198,33 @@ class _Attempt:
             f"new keys, and nothing has yet been charged for this round{reasons(self.lost)}"
         )
         return False
+
+    def resumed(self, found: OpenAttempt, message: Message) -> str:
+        """Take over the attempt of an earlier process; the reason why it cannot be continued, empty if it can.
+
+        The nodes are asked for their adverts once more: one that has lost its keys makes others, which are not used. No
+        data are read, and nothing is charged. Only signed adverts count, because relays can forge refusals.
+
+        Raises:
+            RunError: too few nodes answer.
+        """
+        server = self.server
+        self._message, self._kept, self.lost = message, found, dict(found.lost)
+        try:
+            self._adverts, self._shares = server.advertised(found.adverts), found.shared
+            if self._adverts != list(found.adverts.values()):
+                return f"its cohort is no longer whole{reasons(server.lost)}"
+            self._delivered = server.shared(found.shared)
+            if found.sent:
+                server.resume(found.sent, found.total)
+        except RunError as error:
+            return str(error)
+        asked: list[int] = list(found.sent or self._delivered)
+        said = self._said("advertise", {client: {} for client in asked})
+        gone = {client: "it has made other keys" for client, advert in said if advert != found.adverts[client]}
+        if len(asked) - len(gone) >= server.terms.threshold:
+            return ""
+        return f"too few nodes still have its keys{reasons(gone)}"
 
     def _ask(self, model: str) -> None:
         """Questions that name this model."""
@@ -198,7 +256,17 @@ class _Attempt:
                 raise RunError(
                     f"{error}. No node has been charged; the same command, without --fresh, resumes the run"
                 ) from error
-        self._ask(protocol.sha256(self._model))
+        digest, file = protocol.sha256(self._model), self._grid.file
+        self._ask(digest)
+        if file is not None and self._kept is None:
+            self._kept = OpenAttempt(
+                key=file.key.hex(), round=self.round, plan=self._plan, model=digest, nonce=self._nonce,
+                clients=self._clients, lost=self.lost | server.lost,
+                adverts={advert["client"]: advert for advert in self._adverts},
+                shared={client: self._shares[client] for client in self._delivered},
+            )  # fmt: skip
+            file.write(self._kept)
+        fixed = self._kept is not None and bool(self._kept.sent)
         self._grid.charge()
         named = server.named()
         given: dict[int, Any] = {
@@ -206,11 +274,14 @@ class _Attempt:
         }
         try:
             following = self._following()
-            for one in self._trip("mask", given, following):
+            for one in self._trip("mask", given, following) if not fixed else ():
                 assert one.answer is not None
                 words = frames.vector(one.body, WORDS).astype(np.uint32)
                 server.add(one.client, words, str(one.answer.get("sent")))
             answered = server.answered()
+            if file is not None and self._kept is not None and not fixed:
+                sent, masked = server.summed
+                file.write(self._kept.model_copy(update={"sent": sent, "total": masked}))
             signed = server.sent() or self._agreed(answered)
             further = following if following and answered == self._clients and following.complete() else None
             given = {client: {"signatures": texts(signed)} for client in signed}
@@ -239,9 +310,10 @@ class _Attempt:
         self._shared(self._said("share", {client: {"adverts": self._adverts} for client in clients}))
 
     def _shared(self, answers: Iterable[tuple[int, Any]]) -> None:
-        self._delivered = self.server.shared(
-            {client: (_numbered(said.get("sealed")), str(said.get("commitment"))) for client, said in answers}
-        )
+        self._shares = {
+            client: (_numbered(said.get("sealed")), str(said.get("commitment"))) for client, said in answers
+        }
+        self._delivered = self.server.shared(self._shares)
         self._shared_at = time.monotonic()
 
     def _following(self) -> _Attempt | None:

@@ -39,6 +39,8 @@ class Recorder:
         progress: called with each row, the operator's own figures included.
         abandoned: see `Ledger.epsilon`.
         trackers: started trackers; they get each public row.
+        overlaps: whether the next round may begin before a round is on disk; False if clients would be charged again
+            for a round that is lost.
     """
 
     def __init__(
@@ -49,11 +51,14 @@ class Recorder:
         progress: OnRound | None = None,
         abandoned: int = 0,
         trackers: Trackers | None = None,
+        *,
+        overlaps: bool = True,
     ) -> None:
         self._assembly, self._folder, self._optimizer, self._progress = assembly, folder, optimizer, progress
         self._module, self._abandoned = assembly.module(), abandoned
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
         self._pending: deque[Future[None]] = deque()
+        self._in_flight = _IN_FLIGHT if overlaps else 0
         self._trackers = trackers or Trackers()
         patience, task = assembly.recipe.run.patience, assembly.task
         self._rule = None if patience is None else Patience(patience, task.headline, task.better)
@@ -65,7 +70,7 @@ class Recorder:
         self._finished = transcript, self._optimizer.state()
         self._pending.append(self._thread.submit(self._record, record, *self._finished))
         evaluated = record.round % self._assembly.recipe.run.evaluate_every == 0
-        while len(self._pending) > (0 if self._rule is not None and evaluated else _IN_FLIGHT):
+        while len(self._pending) > (0 if self._rule is not None and evaluated else self._in_flight):
             self._pending.popleft().result()
         if evaluated:
             self.check_stopped()

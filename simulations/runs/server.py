@@ -45,6 +45,8 @@ def serve(
     *,
     nodes: Nodes | None = None,
     trackers: Sequence[Tracker] = (),
+    attempt: bytes = b"",
+    continued: bool = False,
 ) -> RunSummary:
     """Run (or continue) a federation over `grid` and return its summary; a finished run releases nothing more.
 
@@ -56,6 +58,8 @@ def serve(
         progress: called with each round's row, the operator's own figures included.
         nodes: assignment of nodes to clients; by default workers of a simulation, any of which serves any client.
         trackers: objects that follow the run, in addition to the recipe's trackers.
+        attempt: identity of the releases of nodes that do not repeat their answers; drawn if not given.
+        continued: whether an earlier process had this identity, so that its last round is not charged again.
 
     Raises:
         DivergedError: a round's model is NaN or infinite. Earlier rounds are kept, with a checkpoint of the last.
@@ -93,15 +97,16 @@ def serve(
                 assembly.spent.charge(ledger)
             # Real nodes make other updates when a round is made again, unless they keep their answers.
             repeats, redrawn = nodes.repeats, abandoned
-            attempt = b"" if repeats else secrets.token_bytes(16)
+            attempt = b"" if repeats else attempt or secrets.token_bytes(16)
             draws = keys
             if not repeats:
                 abandoned = ledger.position()
                 if keys.secret and assembly.facts.run is None and recipe.protects.redraws:
                     # Other clients than before: sampling then amplifies what is released again, too.
                     draws, redrawn = keys.derive(b"draws", attempt), abandoned
-            _warn_of_cost(ledger, transcript, abandoned)
-            recorder = Recorder(assembly, folder, optimizer, progress, abandoned, followers)
+            if not continued:
+                _warn_of_cost(ledger, transcript, abandoned)
+            recorder = Recorder(assembly, folder, optimizer, progress, abandoned, followers, overlaps=repeats)
             audit = watch_of(assembly)
             canaries = audit.observer(assembly, folder, keys, nodes.simulated) if audit is not None else None
             strategy = LayerwiseFedAvg(

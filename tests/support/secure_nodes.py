@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from fedlgm_nodes.protocol.messages import Question, public_text
 from fedlgm_nodes.secagg.steps import STEPS, WORDS, terms_of
 from fedlgm_nodes.server.answers import AnswerCheck
 from fedlgm_nodes.server.enrolment import Enrolment, key_digest
+from fedlgm_nodes.server.open_attempt import AttemptFile
 from fedlgm_nodes.server.questions import NodeQuestions
 from fedlgm_nodes.server.round import RoundReport
 from fedlgm_nodes.server.secagg import SecureSum
@@ -130,7 +130,9 @@ class SecureFederation:
         self.link = Link(self.folders, self.keys)
         self.lines: list[str] = []
         self.reports: list[RoundReport] = []
-        self.ledger = tmp_path / "server.sqlite"
+        self.ledger, self.attempt = tmp_path / "server.sqlite", tmp_path / "private/attempt.json"
+        self.positions = tmp_path / "positions.json"
+        self.transcript = Transcript.start(MODEL)  # after the last round that `run` has recorded
 
     @property
     def services(self) -> dict[int, str]:
@@ -166,23 +168,34 @@ class SecureFederation:
             for client, key in enumerate(self.keys)
         ]
         enrolment = Enrolment.model_validate({"node": enrolled})
-        return SecureGrid(
-            self.link, enrolment, NodeQuestions("run", WORK), AnswerCheck(enrolment, LAYERS, test=test),
+        grid = SecureGrid(
+            self.link, enrolment, NodeQuestions("run", WORK),
+            AnswerCheck(enrolment, LAYERS, positions=self.positions, test=test),
             patience=patience, say=self.lines.append, on_round=self.reports.append,
         )  # fmt: skip
+        grid.file = AttemptFile(self.attempt)
+        return grid
 
     def run(
-        self, rounds: int = 1, grid: SecureGrid | None = None, start: torch.Tensor = MODEL, **options: Any
+        self, rounds: int = 1, grid: SecureGrid | None = None, resume: bool = False, **options: Any
     ) -> torch.Tensor:
-        """The model after some rounds of a real strategy."""
+        """The model after some rounds of a real strategy, which begin after the last recorded round on `resume`."""
         method, keys = Method(mechanisms.get("snr-consistent"), LAYERS, facts(**options)), KeyRing(1, secret=True)
+        self.transcript = self.transcript if resume else Transcript.start(MODEL)
+        grid = grid or self.grid()
+        file = grid.file
+        assert file is not None
+
+        def recorded(_: Any, transcript: Transcript) -> None:
+            self.transcript = transcript
+            file.close()
+
         with Ledger(self.ledger, "run") as ledger:
             strategy = LayerwiseFedAvg(
-                method, Transcript.start(MODEL), CohortSampler(method.facts.sampling, keys),
-                ServerOptimizer("sgd", 1.0), Releaser(keys, ledger, attempt=secrets.token_bytes(16)), EnrolledSum(),
-                continue_ledger=True,
+                method, self.transcript, CohortSampler(method.facts.sampling, keys), ServerOptimizer("sgd", 1.0),
+                Releaser(keys, ledger, attempt=file.key), EnrolledSum(), on_round=recorded, continue_ledger=True,
             )  # fmt: skip
-            strategy.start(grid or self.grid(), strategy.initial_arrays(), num_rounds=rounds)
+            strategy.start(grid, strategy.initial_arrays(), num_rounds=rounds - self.transcript.rounds)
         return strategy.transcript.models[-1]
 
     # -- one round, step by step ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Real nodes under distributed trust: the page's commands, the simulation's model, and a service that is killed."""
+"""Real nodes under distributed trust: the page's commands, the simulation's model, a service and a server killed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from patience import LIMIT_S
 
+from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import processes, submit
 from fedlgm_nodes.deploy.layout import DeploymentFolder
-from fedlgm_nodes.deploy.server_entry import REPORT
+from fedlgm_nodes.deploy.server_entry import ATTEMPT, REPORT
 from simulations import launch
 from simulations.config import recipe as recipes
+from simulations.engines.flower_processes import started_under
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[3] / "docs/how-to/distributed-trust.md"
@@ -53,6 +57,7 @@ def test_the_pages_commands_give_the_simulations_model_and_a_killed_node_goes_on
         for figure in ("model_sha256", "accuracy", "epsilon", "readers_epsilon", "rounds", "guarantee"):
             assert result[figure] == simulated[figure]
         a_killed_service_comes_back(DeploymentFolder.open(lab))
+        a_killed_server_costs_nobody_a_second_charge(DeploymentFolder.open(lab), environment)
     finally:
         if lab.exists():
             processes.down(DeploymentFolder.open(lab))
@@ -93,3 +98,46 @@ def a_killed_service_comes_back(folder: DeploymentFolder) -> None:
     for i in range(4):
         with folder.node(f"node{i}").service.ledger(readonly=True) as ledger:
             assert [row.round for row in ledger.rows()] == [1, 2, 1, 2]
+
+
+def a_killed_server_costs_nobody_a_second_charge(folder: DeploymentFolder, environment: dict[str, str]) -> None:
+    """`kill -9` of the ServerApp in round 2 of 4, once a node has made its vector, which leaves half a second later."""
+    rounds = 4
+    changed = [*CHANGED[:3], f"federation.rounds={rounds}", f"privacy.max_participations={rounds}",
+               "privacy.epsilon=0.5"]  # fmt: skip
+    log = folder.logs / "node1-service.log"
+    before, killed = log.stat().st_size, list[str]()
+
+    def kill() -> None:
+        while b"round 2 of run" not in log.read_bytes()[before:]:
+            if stop.wait(0.01):
+                return
+        for one in started_under(folder.flower_home):
+            with suppress(psutil.NoSuchProcess):
+                if "flwr-serverapp" in " ".join(one.cmdline()):
+                    one.kill()
+                    killed.append(str(one.pid))
+
+    stop, killer = threading.Event(), threading.Thread(target=kill)
+    killer.start()
+    try:
+        with pytest.raises(RunError, match="server process has ended without an error"):
+            submit.run(folder, recipes.load("distributed-digits", changed))
+    finally:
+        stop.set()
+        killer.join()
+    assert killed
+    settings = [part for one in changed for part in ("--set", one)]
+    command = [sys.executable, "-m", "simulations.cli", "deploy", "run", "distributed-digits", str(folder.path)]
+    done = subprocess.run(
+        [*command, *settings, "--json"], env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stderr.splitlines()
+    assert "round 2 continues where it was interrupted: no node is charged twice" in lines
+    assert f"{rounds} of {rounds} rounds are done" in lines
+    run = Path(json.loads(done.stdout)["run"])
+    for i in range(4):
+        with folder.node(f"node{i}").service.ledger(readonly=True) as ledger:
+            assert [row.round for row in ledger.rows() if row.run == run.name] == list(range(1, rounds + 1))
+    assert not (run / "private" / ATTEMPT).exists()

@@ -11,10 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 from flwr.app import Context, RecordDict
+from typer.testing import CliRunner
 
 from fedlgm.errors import RunError
-from fedlgm_nodes.deploy import server_entry, submit
-from fedlgm_nodes.deploy.server_entry import ENDED, REPORT, TOLD, NodesRecord, make_server_app
+from fedlgm_nodes.deploy import commands, server_entry, submit
+from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.server_entry import ENDED, REPORT, TOLD, NodesRecord, deployed, make_server_app
 from fedlgm_nodes.server.round import RoundReport
 from simulations.config import recipe as recipes
 from simulations.engines.local import LocalGrid
@@ -63,23 +65,63 @@ def test_a_run_that_fails_is_noticed_at_once(tmp_path, monkeypatch):
     assert time.monotonic() - begun < submit._SILENCE_S
 
 
+def record_of(tmp_path, reports, rows, summed=True):
+    """A record of these reports, as (round, whether it answered), and rows, as (round, nodes drawn)."""
+    rows = [{"round": number, "cohort": cohort, "seconds": 0.01} for number, cohort in rows]
+    folder = SimpleNamespace(private=tmp_path, append_private=lambda *_: None, rows=lambda private=False: rows)
+    lines = [json.dumps({"round": number, "answered": ["a"] * answered}) + "\n" for number, answered in reports]
+    (tmp_path / REPORT).write_text("".join(lines), encoding="utf-8")
+    return NodesRecord(folder, summed)
+
+
 def test_void_rounds_are_named_and_counted(tmp_path, capsys):
     """A round for which no node is left was "0 nodes asked", and the run ended as if it had been done."""
-    folder = SimpleNamespace(private=tmp_path, append_private=lambda *_: None, rows=lambda: [{}, {}, {}, {}])
-    reports = [{"round": 1, "answered": ["a"]}, {"round": 2, "answered": []}, {"round": 2, "answered": ["a"]}]
-    reports.append({"round": 3, "answered": []})
-    (tmp_path / REPORT).write_text("".join(json.dumps(report) + "\n" for report in reports), encoding="utf-8")
-    record = NodesRecord(folder, summed=True)
+    reports = [(1, True), (2, False), (2, True), (3, False)]
+    record = record_of(tmp_path, reports, [(1, 3), (2, 3), (3, 3), (4, 0)])
     record.counted({"round": 4, "cohort": 0, "seconds": 0.01})
     record.ended(4)
     assert capsys.readouterr().out.splitlines() == [
         "round 4 is void and moves nothing: no node may take part in it any more",
-        "4 of 4 rounds are done; 2 of them are void and moved nothing",
+        "2 of 4 rounds are done; 2 are void and moved nothing",
     ]
-    record = NodesRecord(folder, summed=False)
+    record = record_of(tmp_path, reports, [(1, 3), (2, 3), (3, 3), (4, 0)], summed=False)
     record.counted({"round": 4, "cohort": 0, "seconds": 0.01})
     record.ended(5)
     assert capsys.readouterr().out.splitlines() == ["round 4: 0 nodes asked, 0.01 s", "4 of 5 rounds are done"]
+
+
+@pytest.mark.parametrize(
+    ("reports", "rows", "void"),
+    [
+        pytest.param([(1, True), (1, False)], [(1, 3)], 1, id="the second attempt is void"),
+        pytest.param([(1, True)], [(1, 0)], 1, id="no node is left for the second attempt"),
+        pytest.param([(1, False), (1, True)], [(1, 3)], 0, id="the second attempt gives a sum"),
+        pytest.param([(1, True), (2, False)], [(1, 3)], 0, id="the void round is not done"),
+    ],
+)
+def test_after_a_kill_between_report_and_row_the_last_attempt_decides(tmp_path, capsys, reports, rows, void):
+    record = record_of(tmp_path, reports, rows)
+    assert record.void() == void
+    record.ended(2)
+    assert capsys.readouterr().out.startswith(f"{1 - void} of 2 rounds are done")
+
+
+def test_a_round_that_releases_nothing_is_not_void(tmp_path):
+    record = record_of(tmp_path, [(1, True)], [(1, 3), (2, 3)])
+    record._folder.rows()[1]["skipped"] = True
+    assert record.void() == 0
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_run_with_void_rounds_ends_with_status_1(tmp_path, monkeypatch, answered):
+    folder = new_folder.create(tmp_path / "run", deployed(recipes.load("distributed-digits"), 30))
+    folder.append({"round": 1, "noise_norm": 1.0, "noise_scale": 1.0}, {"round": 1, "cohort": 30})
+    NodesRecord.of(folder).round(RoundReport(1, ["node3"] * answered, {}, 0, 1.5))
+    monkeypatch.setattr(submit, "run", lambda *_, **__: {"run": str(folder.path)})
+    monkeypatch.setattr(DeploymentFolder, "open", lambda path: None)
+    said = CliRunner().invoke(commands.app, ["run", "distributed-digits", str(tmp_path), "--json"])
+    assert json.loads(said.stdout) == {"run": str(folder.path)}
+    assert said.exit_code == (0 if answered else 1)
 
 
 def _hold(path):
