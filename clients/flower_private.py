@@ -6,6 +6,7 @@ A process imports them when it calls these functions. Flower's public modules (`
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -192,7 +193,18 @@ def run_supernode(pauses: Sleeps) -> None:
     for module in (heartbeat, fleet_http_connection):
         vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT_S
     _look_again_soon(start_client_internal)
+    logging.getLogger("flwr").addFilter(_says_what_failed)
     flower_supernode()
+
+
+def _says_what_failed(record: logging.LogRecord) -> bool:
+    """Add to Flower's "Connection attempt failed, retrying in 2 seconds" whose, and what to do."""
+    if str(record.msg).startswith("Connection attempt failed, retrying"):
+        record.msg += (
+            ". The SuperLink (--superlink) cannot be reached: its operator should look at its processes and start "
+            "those again that have ended; this SuperNode then connects by itself"
+        )
+    return True
 
 
 def hasten_server_grid() -> None:

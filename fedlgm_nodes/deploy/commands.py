@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -103,15 +103,26 @@ def up(folder: FolderArgument) -> None:
 
 @app.command()
 def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
-    """Show the processes, the connected nodes and the remaining budget of every node."""
-    from clients.flower_private import HEARTBEAT_S
+    """Show the processes, the connected nodes and the remaining budget of every node.
+
+    The exit status is 1 if a process that `up` started has ended or is stopped, or if the SuperLink does not answer.
+    """
     from fedlgm_nodes.deploy import processes
-    from fedlgm_nodes.server.round import listed
 
     found = processes.status(_opened(folder))
     if as_json:
         print_json(found)
-        return
+    else:
+        _show(found)
+    if found["faults"] or not found["superlink"]:
+        raise typer.Exit(1)
+
+
+def _show(found: dict[str, Any]) -> None:
+    """Print what `processes.status` has found."""
+    from clients.flower_private import HEARTBEAT_S
+    from fedlgm_nodes.server.round import listed
+
     state = f"answers and counts {found['connected']} nodes as connected" if found["superlink"] else found["problem"]
     _out.print(f"SuperLink at {found['address']}: {state}", markup=False)
     columns = ("node", "service", "supernode", "executor", "connected (UTC)", "epsilon spent", "releases left")
@@ -136,6 +147,8 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
         )
     for run_ in found["runs"]:
         _out.print(f"{run_['run']}: {run_['rounds']} rounds{', finished' if run_['finished'] else ''}", markup=False)
+    for fault in found["faults"]:
+        _out.print(fault, markup=False)
 
 
 @app.command()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import re
+import socket
+import struct
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -109,6 +112,8 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
 
     node = NodeFolder.open(folder)
     try:
+        if why := _stopped(node.socket):
+            raise RunError(why)
         answer, _ = frames.exchange(str(node.socket), protocol.HELLO, b"", timeout=60)
     except frames.NoService as error:
         answer = {"ok": False, "why": f"{error}; start it: fedlgm node serve {folder}"}
@@ -130,6 +135,20 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         _out.print(f"{state}: {answer.get('why')}", markup=False)
     if not answer.get("ok"):
         raise typer.Exit(1)
+
+
+def _stopped(path: Path) -> str:
+    """That the process which listens on a socket is stopped by a signal, and what to do; empty if it is not."""
+    import psutil
+
+    from fedlgm_nodes.deploy.processes import stopped
+
+    with suppress(OSError, psutil.Error), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(1.0)
+        link.connect(str(path))
+        pid, _, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return stopped("the release service", psutil.Process(pid))
+    return ""
 
 
 def _guarantee(trust: set[str], protected: str) -> Guarantee:

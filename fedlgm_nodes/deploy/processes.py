@@ -43,6 +43,78 @@ _HEAD = 1 << 20
 """Bytes of a SuperNode's log, from its last start on, among which it states its id."""
 
 
+class Look:
+    """Names processes that have ended or stand still: those that `up` started on this machine.
+
+    Args:
+        folder: the deployment's folder.
+        say: called with a line for each of them.
+    """
+
+    def __init__(self, folder: DeploymentFolder, say: Callable[[str], None]) -> None:
+        self._folder, self._say, self._told = folder, say, dict[str, str]()
+
+    def __call__(self) -> dict[str, str]:
+        """Role -> what is wrong and what to do, each of which is said once."""
+        before, self._told = self._told, faults(self._folder)
+        for role, fault in self._told.items():
+            if before.get(role) != fault:
+                self._say(fault)
+        return self._told
+
+
+def faults(folder: DeploymentFolder) -> dict[str, str]:
+    """Role -> what is wrong with its process, and what to do, of those that `up` started on this machine."""
+    if not os.access(folder.processes_file, os.R_OK):  # of another user, or there is none
+        return {}
+    running, found = _running(folder), {}
+    for role, (pid, *_) in _recorded(folder).items():
+        if role not in running:
+            found[role] = ended(role, pid, folder)
+        elif fault := stopped(role, running[role]):
+            found[role] = fault
+    return found
+
+
+def ended(role: str, pid: int, folder: DeploymentFolder) -> str:
+    """What to do about a process that has ended."""
+    return (
+        f"{role} (process {pid}) has ended, for example because it was killed: `fedlgm deploy up {folder.path}` "
+        "starts it again"
+    )
+
+
+def stopped(role: str, process: psutil.Process) -> str:
+    """What to do about a process that a signal has stopped; empty if it is not stopped, or has ended."""
+    with contextlib.suppress(psutil.Error):
+        if process.status() == psutil.STATUS_STOPPED:
+            return f"{role} (process {process.pid}) is stopped by a signal: `kill -CONT {process.pid}` continues it"
+    return ""
+
+
+def superlink(folder: DeploymentFolder) -> psutil.Process | None:
+    """The SuperLink on this machine, whoever started it; None if there is none that this user can see."""
+    readable = os.access(folder.processes_file, os.R_OK)
+    if (process := _alive((_recorded(folder) if readable else {}) | _marked(folder)).get("superlink")) is not None:
+        return process
+    return next((one for one in started_under(folder.flower_home) if is_called(one, "flower-superlink")), None)
+
+
+def is_called(process: psutil.Process, command: str) -> bool:
+    """Whether a process runs this command of Flower's and has not ended."""
+    with contextlib.suppress(psutil.Error):
+        called = any(Path(word).name == command for word in process.cmdline()[:2])
+        return called and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def starts_apps(link: psutil.Process) -> bool:
+    """Whether a SuperLink runs whose start script leaves it to start its own SuperExec."""
+    with contextlib.suppress(psutil.Error):
+        return is_called(link, "flower-superlink") and "--isolation" not in link.cmdline()
+    return False
+
+
 def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     """Start the SuperLink and every node, and wait until all nodes are connected; running processes are kept.
 
@@ -52,6 +124,20 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     settings, flower = folder.settings(), Flower(folder)
     running = _found(folder)
     started: list[str] = []
+    told = set[str]()
+
+    def look() -> None:
+        """Name processes that a signal has stopped, without which this call would wait in silence."""
+        for fault in {stopped(role, process) for role, process in _running(folder).items()} - told - {""}:
+            told.add(fault)
+            say(fault)
+
+    def meanwhile() -> None:
+        look()
+        if "superlink" not in _running(folder):
+            raise RunError(ended("superlink", _recorded(folder)["superlink"][0], folder))
+
+    flower.meanwhile, wait = meanwhile, partial(_wait, folder, running, started, look=look)
     try:
         _record(folder, _recorded(folder) | _marked(folder))
         if "superlink" not in running:
@@ -61,8 +147,8 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         _start(folder, "signer", running, started)
         if settings.superlink is not None:
             _start(folder, "proxy", running, started)
-        _wait(folder, running, started, "the SuperLink", flower.healthy)
-        _wait(folder, running, started, "the signer", folder.signer.socket.exists)
+        wait("the SuperLink", flower.healthy)
+        wait("the signer", folder.signer.socket.exists)
         known = set(folder.registered_file.read_text().split()) if folder.registered_file.is_file() else set()
         for node in settings.nodes:
             _start(folder, f"{node.name}-service", running, started)
@@ -75,10 +161,10 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
             _start(folder, f"{node.name}-supernode", running, started)
             _start(folder, f"{node.name}-executor", running, started)
         for node in settings.nodes:
-            _wait(folder, running, started, f"the service of {node.name}", partial(_answers, folder, node.name))
+            wait(f"the service of {node.name}", partial(_answers, folder, node.name))
         # Its own word: the SuperLink takes nodes that were killed for connected, for half a minute.
-        _wait(folder, running, started, "every node", partial(_all_know_their_id, folder, started), every=0.5)
-        _wait(folder, running, started, "every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
+        wait("every node", partial(_all_know_their_id, folder, started), every=0.5)
+        wait("every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
     except BaseException:
         _stop(folder, list(started))
         raise
@@ -116,6 +202,7 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
     the data set's whole life, and are None if the service does not answer; `problem` then says why.
     """
     settings, running, flower = folder.settings(), _found(folder), Flower(folder)
+    wrong = faults(folder)
     try:
         healthy, problem = flower.healthy(), "does not answer"
     except RunError as error:
@@ -123,7 +210,8 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
     listed = flower.nodes() if healthy else {}
     nodes = []
     for node in settings.nodes:
-        answer = hello(folder, node.name)
+        fault = wrong.get(f"{node.name}-service")  # one that is stopped would be waited for
+        answer = hello(folder, node.name) if fault is None else {"why": fault}
         entry = listed.get(_node_id(folder, f"{node.name}-supernode"), {})
         online = is_online(entry) if entry else None
         since = entry.get("online-at" if online else "offline-at")
@@ -143,6 +231,7 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
         "problem": None if healthy else problem,
         "connected": sum(map(is_online, listed.values())),
         "nodes": nodes,
+        "faults": list(wrong.values()),
         "runs": [_run(path.parent) for path in sorted(folder.runs.glob("*/recipe.toml"))],
     }
 
@@ -215,17 +304,27 @@ def _wait(
     what: str,
     ready: Callable[[], bool],
     every: float = 0.1,
+    look: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until `ready`; restart processes that have ended since they were found running, and refused SuperNodes."""
+    """Wait until `ready`; restart processes that have ended since they were found running, and refused SuperNodes.
+
+    `look` is called before every look at what is waited for.
+    """
     deadline = time.monotonic() + _STARTUP_S
-    while not ready():
+    while True:
+        look()
+        if ready():
+            return
         running = _running(folder)
         for role in [one for one in dict.fromkeys((*found, *started)) if one not in running]:
             if role in started:  # another role was found running, but was about to end
                 if not role.endswith("-supernode") or _STILL_CONNECTED not in _said(folder, role):
                     said = tail(_said(folder, role))
                     last = said.rpartition("\n")[2]  # of fedlgm's own processes
-                    raise RunError(f"{role} ended:" + (f" {last[7:]}" if last.startswith("error: ") else f"\n{said}"))
+                    if last.startswith("error: "):
+                        raise RunError(f"{role} ended: {last[7:]}")
+                    pid = _recorded(folder)[role][0]
+                    raise RunError(f"{ended(role, pid, folder)}. End of its log:\n{said}")
                 time.sleep(_AGAIN_S)
             _start(folder, role, running, started)
         if time.monotonic() > deadline:

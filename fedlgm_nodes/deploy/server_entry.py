@@ -214,7 +214,8 @@ def make_server_app() -> ServerApp:
         folder = RunFolder.open(Path(str(context.run_config["run-dir"])))
         with folder.written():
             try:
-                _serve(grid, deployment, folder)
+                with folder.locked():  # from the start, so that a kill shows at once
+                    _serve(grid, deployment, folder)
             finally:
                 folder.private_file(ENDED)
 

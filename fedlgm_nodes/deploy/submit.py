@@ -7,13 +7,16 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy.flower_cli import Flower
 from fedlgm_nodes.deploy.layout import DeploymentFolder
+from fedlgm_nodes.deploy.processes import faults
 from fedlgm_nodes.deploy.registration import Registration, number, registered
 from fedlgm_nodes.deploy.server_entry import ENDED, TOLD, DeployedAssembly, deployed
+from fedlgm_nodes.deploy.watch import RESUMES, KilledError, Watch, killed
 from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.questions import unused_at
 from simulations.config.recipe import Recipe
@@ -24,11 +27,6 @@ from simulations.runs.rows import RunSummary
 
 APP = Path(__file__).parent / "app"
 _SILENCE_S, _LONGEST_S = 20.0, 30.0  # of a run, until Flower is asked what became of it; a question costs a second
-_GONE_S = 1.0  # from the end of a server process's lock until its file `ENDED` must be there
-_KILLED = (
-    "the run's server process has ended without an error, for example because it was killed; the same command, "
-    "without --fresh, resumes the run"
-)
 
 
 def run(
@@ -45,9 +43,11 @@ def run(
     Raises:
         ConfigError: real nodes do not support a setting.
         DivergedError: a round's model is NaN or infinite.
+        KilledError: a process without which the run cannot continue has ended.
         RunError: the SuperLink does not answer, or the run failed; the message ends with Flower's log.
     """
     flower, settings = Flower(folder), folder.settings()
+    watch = Watch(folder, say)
     clients = len(Enrolment.load(folder.enrolment_file))
     if recipe.federation.clients != clients:
         say(f"federation.clients = {clients}: the enrolled nodes")
@@ -56,9 +56,9 @@ def run(
     recipe = deployed(recipe, clients, test=settings.test)
     DeployedAssembly(recipe).check_server()
     if not flower.healthy():
-        raise RunError(
-            f"the SuperLink at {settings.local} does not answer: start it with fedlgm deploy up {folder.path}"
-        )
+        start = f"start it with fedlgm deploy up {folder.path}"
+        why = faults(folder).get("superlink", start)
+        raise RunError(f"the SuperLink at {settings.local} does not answer: {why}")
     target = _folder(folder, recipe, fresh)
     finished = target.result()
     if finished is not None:
@@ -70,26 +70,36 @@ def run(
         say(f"continuing {target.path} after round {target.rows()[-1]['round']}")
     try:
         with new_folder.removed_if_refused(target, asks_nodes=True):
-            return _submitted(flower, folder, target, recipe, say)
+            return _submitted(flower, folder, target, recipe, say, watch)
     finally:
         if not target.path.exists() and os.access(folder.signer.runs, os.W_OK):
             (folder.signer.runs / f"{target.path.name}.json").unlink(missing_ok=True)
 
 
 def _submitted(
-    flower: Flower, folder: DeploymentFolder, target: RunFolder, recipe: Recipe, say: Callable[[str], None]
+    flower: Flower,
+    folder: DeploymentFolder,
+    target: RunFolder,
+    recipe: Recipe,
+    say: Callable[[str], None],
+    watch: Watch,
 ) -> RunSummary:
     if os.access(folder.signer.runs, os.W_OK):  # else its user has registered the run
         Registration.of(recipe).save(folder.signer.runs, target.path.name)
     here = {"deployment": str(folder.path), "run-dir": str(target.path), "directory": str(Path.cwd())}
     (target.private / ENDED).unlink(missing_ok=True)
     seen = _size(target)
+    watch.target, flower.meanwhile = target, watch.look
     run_id = flower.submit(APP, "--run-config", config_file(target.path / "flower.toml", here))
     try:
-        status = _follow(flower, run_id, target, seen, say)
+        status = _follow(flower, run_id, target, seen, say, watch)
+    except KilledError:
+        flower.unattended("stop", run_id, CONNECTION)
+        raise
     except BaseException:
-        flower.text("stop", run_id, CONNECTION)
-        say("stopped; the same command, without --fresh, resumes the run")
+        with suppress(KilledError):
+            flower.text("stop", run_id, CONNECTION)
+        say(f"stopped; {RESUMES}")
         raise
     return completed(target, status, lambda: _reason(status, flower.log(run_id)))
 
@@ -153,11 +163,11 @@ def _new(folder: DeploymentFolder, stem: str, present: list[str], fresh: bool) -
     return waiting[-1]
 
 
-def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Callable[[str], None]) -> str:
+def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Callable[[str], None], watch: Watch) -> str:
     """Pass on the run's lines until it has ended; returns Flower's status.
 
     Raises:
-        RunError: the run's server process was killed, which Flower itself notices after a minute or more.
+        KilledError: see `Watch`; Flower itself notices it after a minute or more.
     """
 
     def pass_on() -> bool:
@@ -172,18 +182,16 @@ def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Call
         return seen > before
 
     asked, silence, status = time.monotonic(), _SILENCE_S, ""
-    alive: float | None = None  # when the server process was last seen to hold the run's lock
     while not status.startswith("finished"):
         time.sleep(0.25)
         if pass_on():
             asked, silence = time.monotonic(), _SILENCE_S
+        watch.look()
         ended = (target.private / ENDED).exists()
-        if target.is_locked():
-            alive = time.monotonic()
-        elif alive is not None and not ended and time.monotonic() - alive > _GONE_S:
-            raise RunError(_KILLED)
-        if time.monotonic() - asked > (0.5 if ended else silence):
+        if time.monotonic() - asked > (0.5 if ended else 1.0 if watch.misses_app else silence):
             status, asked, silence = flower.status(run_id), time.monotonic(), min(2 * silence, _LONGEST_S)
+            if not ended and not status.startswith(("pending", "finished")):
+                watch.require_app()
     pass_on()  # what was said while Flower was asked
     return status
 
@@ -205,5 +213,5 @@ def _reason(status: str, log: str) -> str:
         if name.startswith("fedlgm.errors.") and message:
             return message
     if first_exception(log) is None:
-        return f"{_KILLED} (Flower reports {status}). {reason(log)}"
+        return f"{killed(None)} (Flower reports {status}). {reason(log)}"
     return f"Flower reports {status}. {reason(log)}"

@@ -36,6 +36,7 @@ class Polling:
         self._greetings = Greetings(patience.greet_seconds)
         self._excluded: dict[int, str] = {}
         self._down: dict[int, float] = {}
+        self._named: set[int] = set()  # clients that have been down since their last answer
         self._late: dict[str, int] = {}  # message id -> client
 
     def wait(self, asked: list[Asked], started: float, needed: int, key: str) -> int:
@@ -127,9 +128,7 @@ class Polling:
             if one.client in self._link.online:
                 ready.append(one)
             elif one.down_since is None:
-                # Known from an earlier round: not waited for again.
-                one.down_since = self._down.setdefault(one.client, now)
-                one.why_down = "not connected"
+                self._is_down(one, "not connected", now)
         if not ready:
             return
         for one, keys in zip(ready, self._link.ask(ready), strict=True):
@@ -174,7 +173,8 @@ class Polling:
     def _take(self, one: Asked, reply: Message, key: int, now: float) -> None:
         """Check one client's reply."""
         if reply.has_error():
-            self._retry(one, f"does not answer: {printable(str(reply.error.reason), 200)}", now)
+            one.next_try = now + _LOOK_S
+            self._is_down(one, f"does not answer: {printable(str(reply.error.reason), 200)}", now)
             return
         header = header_of(reply)
         if header is None:
@@ -192,19 +192,25 @@ class Polling:
             return
         one.answer, one.body = header, body
         self._down.pop(one.client, None)
+        self._named.discard(one.client)
         self._greetings.took(one.client, now - one.asked_at)
 
     def _refused(self, one: Asked, header: dict[str, Any], now: float) -> None:
         code, why = printable(str(header.get("code")), 40), printable(str(header.get("why")), 300)
         if code in TRANSIENT:
-            self._retry(one, f"busy: {why}", now)
+            one.next_try = now + _LOOK_S
+            self._is_down(one, f"busy: {why}", now, told=False)
             return
         one.lost, about, one.refused = f"refused ({code}): {why}", header.get("about"), True
         one.accused = about if type(about) is int else None
         if code in LASTING:
             self.exclude(one.client, one.lost)
 
-    def _retry(self, one: Asked, why: str, now: float) -> None:
-        one.next_try, one.why_down = now + _LOOK_S, why
+    def _is_down(self, one: Asked, why: str, now: float, *, told: bool = True) -> None:
+        """Wait for a client, but not again if it was so in an earlier round; the first time is told at once."""
+        one.why_down = why
+        if told and one.client not in self._named:
+            self._named.add(one.client)
+            self._say(f"{self._enrolment[one.client].name}: {why}; its operator should look at its processes")
         if one.down_since is None:
             one.down_since = self._down.setdefault(one.client, now)

@@ -86,7 +86,9 @@ class Executor:
             return None
         except httpx.HTTPError as error:
             if self._reachable:
-                _log.warning("the SuperNode at %s cannot be reached: %s", self._supernode, error)
+                _log.warning(
+                    "the SuperNode at %s cannot be reached: start it again if it has ended (%s)", self._supernode, error
+                )
             self._reachable = False
             stop.wait(1.0)
             return None

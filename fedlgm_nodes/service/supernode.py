@@ -56,13 +56,15 @@ def main() -> int:
     if why := unsupported("use flower-supernode, which only asks less often"):
         print(f"error: {why}", file=sys.stderr)
         return 2
-    pauses = Pauses()
+    pauses, status = Pauses(), 1  # Flower returns only after an error, which it has logged
     try:
         run_supernode(pauses)
-    finally:
-        if not pauses.polled:
-            print(f"error: {_NEVER_CONNECTED}", file=sys.stderr)
-    return 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    if pauses.polled:
+        return status
+    print(f"error: {_NEVER_CONNECTED}", file=sys.stderr)
+    return status or 1
 
 
 if __name__ == "__main__":

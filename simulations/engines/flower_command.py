@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ CONNECTION = "fedlgm"
 """Name of the SuperLink in Flower's configuration."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TAIL = 15
+_LOOK_S = 0.5
 _LEVEL = re.compile(r"^(?:[A-Z]+\s*:\s+)?")
 
 
@@ -58,13 +60,28 @@ class FlwrCommand:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Called again and again while a command runs; an error from it ends the command."""
 
     def text(self, *arguments: str) -> str:
         """Output of the command."""
-        done = subprocess.run(
-            [executable("flwr"), *arguments], env=self._environment, capture_output=True, text=True, check=False
-        )
-        return done.stdout or done.stderr
+        with self._started(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+            try:
+                while True:
+                    with suppress(subprocess.TimeoutExpired):
+                        said, problem = command.communicate(timeout=_LOOK_S)
+                        return str(said or problem)
+                    self.meanwhile()
+            except BaseException:
+                command.kill()
+                raise
+
+    def unattended(self, *arguments: str) -> None:
+        """Start the command, and do not wait for its end."""
+        self._started(*arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def _started(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen([executable("flwr"), *arguments], env=self._environment, text=True, **options)
 
     def json(self, *arguments: str) -> dict[str, Any]:
         """Output of the command with `--format json`.

@@ -10,9 +10,9 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -42,6 +42,19 @@ from simulations.runs.shapes import misfit
 
 SEARCH = "search.json"
 """Terms of a search, which only the folder of a search has."""
+_LOCK = ".lock"
+
+
+class Worker(NamedTuple):
+    """The process that works on a run.
+
+    Attributes:
+        pid: its number, in its own container if it is in one.
+        runs: whether it runs; otherwise it was killed.
+    """
+
+    pid: int
+    runs: bool
 
 
 class RunFolder:
@@ -62,6 +75,7 @@ class RunFolder:
         self.diagnostics = RowFile(self.private / "diagnostics.jsonl", PrivateRow, private=True)
         self.canaries = RowFile(self.private / "canaries.jsonl", CanaryRow, private=True)
         self._keys = KeyFile(self.private / "keys")
+        self._held = False  # whether this object holds the lock
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -216,26 +230,48 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock this run against all other processes. The operating system releases the lock when this process ends.
 
+        A block inside such a block of the same object holds the same lock.
+
         Raises:
             RunError: another process works on it, or as in `written`.
         """
+        if self._held:
+            yield
+            return
         with self.written(), ExitStack() as held:
             try:
-                file = held.enter_context((self.path / ".lock").open("w"))
+                file = held.enter_context((self.path / _LOCK).open("a"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 close_folder(self.private)  # a copy of the run's folder may have lost its modes
             except BlockingIOError:
                 raise RunError(f"another process is working on the run {self.path}: wait for it, or stop it") from None
-            yield
+            held.callback(file.truncate, 0)
+            file.truncate(0)
+            with suppress(OSError):  # a full disk
+                os.write(file.fileno(), str(os.getpid()).encode())
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
 
-    def is_locked(self) -> bool:
-        """Whether a process holds the lock, by the kernel's list. It takes no lock, which could be in a run's way."""
-        try:
-            found = (self.path / ".lock").stat()
-            place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-            return any(place in line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines())
-        except OSError:
-            return False
+    def worker(self) -> Worker | None:
+        """The process that holds the lock, or that was killed while it held it; None if there is none.
+
+        The number of a killed process stays in the file. Only then is the lock taken, for a moment, so that no other
+        process finds it taken in vain.
+        """
+        file = self.path / _LOCK
+        with suppress(OSError), file.open() as lock:
+            if not (pid := lock.read()).isdecimal():
+                return None
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return Worker(int(pid), True)
+            if file.read_text() == pid:  # else it has ended since
+                return Worker(int(pid), False)
+        return None
 
     # -- metrics -------------------------------------------------------------------------------------------------------
 

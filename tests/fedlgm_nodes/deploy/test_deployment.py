@@ -250,7 +250,7 @@ def test_a_run_goes_on_after_its_server_app_was_killed(real, monkeypatch):
             for one in killed:
                 one.kill()
 
-    with pytest.raises(RunError, match="server process has ended without an error"):
+    with pytest.raises(RunError, match=r"server process \(process \d+\) has ended without an error"):
         submit.run(real, asked, say=kill_after_round_one)
     assert killed
     assert submit.run(real, asked)["rounds"] == 2

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from patience import wait_until
 from typer.testing import CliRunner, Result
 
 from fedlgm.errors import ConfigError, LedgerError, RunError
@@ -16,7 +21,7 @@ from fedlgm_nodes.deploy.node_commands import app
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.service.folder import NodeFolder
 from tests.support import nodes
-from tests.support.nodes import ask, make_node, served
+from tests.support.nodes import NodeProcess, ask, make_node, served
 
 
 def run(*arguments: Any) -> Result:
@@ -167,3 +172,17 @@ def test_serve_refuses_missing_data(tmp_path: Path):
 
     folder = NodeFolder.create(tmp_path / "node")
     assert isinstance(run("serve", folder.path).exception, DataError)
+
+
+def test_status_names_a_service_that_a_signal_has_stopped(tmp_path):
+    """It waited for a minute, and named no process."""
+    with NodeProcess(make_node(tmp_path / "node")) as service:
+        os.kill(service.pid, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(service.pid).status() == psutil.STATUS_STOPPED)
+        begun = time.monotonic()
+        said = run("status", service.folder.path)
+        assert time.monotonic() - begun < 30
+        os.kill(service.pid, signal.SIGCONT)
+        assert said.exit_code == 1
+        assert f"the release service (process {service.pid}) is stopped by a signal: `kill -CONT" in said.stdout
+        assert run("status", service.folder.path).exit_code == 0

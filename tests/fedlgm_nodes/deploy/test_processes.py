@@ -8,17 +8,21 @@ import json
 import os
 import socket
 import subprocess
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import typer
 from flwr.supercore.error import ApiErrorCode
 
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import commands, processes
 from fedlgm_nodes.deploy.flower_cli import Flower
 from fedlgm_nodes.deploy.layout import DeployedNode, DeploymentFolder, Settings
+from simulations.engines import flower_command
 from simulations.engines.flower_processes import free_ports
 
 
@@ -258,3 +262,78 @@ def test_a_node_is_registered_once_by_flowers_code_of_the_error(
     flower.register("node0")
     with pytest.raises(RunError, match=r"\[code: 22\]"):
         flower.register("node0")
+
+
+@pytest.fixture
+def nodeless(folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeploymentFolder]:
+    """The deployment without nodes, where `flwr` never ends."""
+    settings = Settings(host="127.0.0.1", port=free_ports(1)[0], nodes=[])
+    monkeypatch.setattr(DeploymentFolder, "settings", lambda folder: settings)
+    monkeypatch.setattr(flower_command, "executable", lambda name: str(folder.path / "sleep.sh"))
+    folder.signer.socket.parent.mkdir(parents=True)
+    folder.signer.socket.touch()
+    yield folder
+    processes.down(folder)
+
+
+def test_up_names_a_superlink_that_is_killed_while_flower_is_asked(
+    nodeless: DeploymentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a quarter of a minute Flower said that one should check the network connection."""
+    killed: list[psutil.Process] = []
+
+    def kill() -> None:
+        killed.append(processes._running(nodeless)["superlink"])
+        killed[0].kill()
+
+    monkeypatch.setattr(Flower, "healthy", lambda flower: True)
+    threading.Timer(1.0, kill).start()
+    before = psutil.Process().children()
+    begun = time.monotonic()
+    with pytest.raises(
+        RunError, match=r"^superlink \(process \d+\) has ended.*: `fedlgm deploy up .*` starts it again$"
+    ):
+        processes.up(nodeless)
+    assert time.monotonic() - begun < 20
+    left = [one for one in psutil.Process().children() if one not in before and one.status() != psutil.STATUS_ZOMBIE]
+    assert left == []  # `flwr` has ended, too
+
+
+def test_up_names_a_process_that_is_stopped(nodeless: DeploymentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited for five minutes in silence."""
+    processes._start(nodeless, "superlink", {}, [])
+    link = processes._running(nodeless)["superlink"]
+    link.suspend()
+    monkeypatch.setattr(Flower, "healthy", lambda flower: link.status() != psutil.STATUS_STOPPED)
+    monkeypatch.setattr(Flower, "online", lambda flower: 0)
+    lines: list[str] = []
+
+    def resume(line: str) -> None:
+        lines.append(line)
+        link.resume()
+
+    processes.up(nodeless, resume)
+    assert lines[0] == f"superlink (process {link.pid}) is stopped by a signal: `kill -CONT {link.pid}` continues it"
+
+
+def test_status_lists_what_has_ended_or_is_stopped(
+    nodeless: DeploymentFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(DeploymentFolder, "open", lambda path: nodeless)
+    monkeypatch.setattr(Flower, "healthy", lambda flower: True)
+    monkeypatch.setattr(Flower, "nodes", lambda flower: {})
+    for role in ("superlink", "signer", "node0-service"):
+        processes._start(nodeless, role, {}, [])
+    commands.status(nodeless.path)
+    running = processes._running(nodeless)
+    running["node0-service"].suspend()
+    running["signer"].kill()
+    psutil.wait_procs([running["signer"]], timeout=10)
+    capsys.readouterr()
+    with pytest.raises(typer.Exit) as ended:
+        commands.status(nodeless.path)
+    assert ended.value.exit_code == 1
+    said = capsys.readouterr().out
+    assert f"signer (process {running['signer'].pid}) has ended, for example because it was killed: `fedlgm" in said
+    assert f"node0-service (process {running['node0-service'].pid}) is stopped by a signal: `kill -CONT" in said
+    running["node0-service"].resume()

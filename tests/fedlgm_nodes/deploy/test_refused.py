@@ -10,7 +10,9 @@ from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.flower_cli import Flower
+from fedlgm_nodes.deploy.layout import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import ENDED, TOLD
+from fedlgm_nodes.deploy.watch import Watch
 from simulations.config import recipe as recipes
 from simulations.runs import new_folder
 
@@ -41,7 +43,8 @@ def test_lines_that_a_run_says_while_flower_is_asked_are_passed_on(tmp_path: Pat
             return "finished:completed"
 
     target.append_private(TOLD, "round 1: 3 nodes asked")
-    status = submit._follow(Slow(), "1", target, 0, told.append)  # type: ignore[arg-type]
+    watch = Watch(DeploymentFolder(tmp_path), print)
+    status = submit._follow(Slow(), "1", target, 0, told.append, watch)  # type: ignore[arg-type]
     assert status == "finished:completed"
     assert told == ["round 1: 3 nodes asked", "round 2: 3 nodes asked"]
 

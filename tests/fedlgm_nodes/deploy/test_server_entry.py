@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import stat
 import threading
 import time
@@ -17,6 +18,7 @@ from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import commands, server_entry, submit
 from fedlgm_nodes.deploy.layout import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import ENDED, REPORT, TOLD, NodesRecord, deployed, make_server_app
+from fedlgm_nodes.deploy.watch import Watch
 from fedlgm_nodes.server.round import RoundReport
 from simulations.config import recipe as recipes
 from simulations.engines.local import LocalGrid
@@ -61,7 +63,8 @@ def test_a_run_that_fails_is_noticed_at_once(tmp_path, monkeypatch):
             return "finished:failed"
 
     begun = time.monotonic()
-    assert submit._follow(Flower(), "1", folder, 0, print) == "finished:failed"
+    watch = Watch(DeploymentFolder(tmp_path), print)
+    assert submit._follow(Flower(), "1", folder, 0, print, watch) == "finished:failed"
     assert time.monotonic() - begun < submit._SILENCE_S
 
 
@@ -134,8 +137,11 @@ def test_a_killed_server_process_is_named_within_seconds(tmp_path):
     folder = new_folder.create(tmp_path / "run", recipes.load("nodes"))
     process = multiprocessing.get_context("fork").Process(target=_hold, args=(folder.path,))
     process.start()
-    while not folder.is_locked():
+    while folder.worker() is None:
         time.sleep(0.01)
+    assert folder.worker() == (process.pid, True)
+    watch = Watch(DeploymentFolder(tmp_path), print)
+    watch.target = folder
 
     class Flower:
         def status(self, _):
@@ -143,8 +149,18 @@ def test_a_killed_server_process_is_named_within_seconds(tmp_path):
 
     threading.Timer(1.0, process.kill).start()
     begun = time.monotonic()
-    with pytest.raises(RunError, match=r"server process has ended without an error.* resumes the run"):
-        submit._follow(Flower(), "1", folder, 0, print)
+    says = rf"server process \(process {process.pid}\) has ended without an error.* resumes the run"
+    with pytest.raises(RunError, match=says):
+        submit._follow(Flower(), "1", folder, 0, print, watch)
     assert time.monotonic() - begun < 6
     process.join()
-    assert not folder.is_locked()
+    assert folder.worker() == (process.pid, False)
+    with folder.locked():
+        assert folder.worker() == (os.getpid(), True)
+        with folder.locked():  # the same lock
+            pass
+        assert folder.worker() == (os.getpid(), True)
+        with pytest.raises(RunError, match="another process is working on the run"), RunFolder(folder.path).locked():
+            pass
+        assert folder.worker() == (os.getpid(), True)
+    assert folder.worker() is None

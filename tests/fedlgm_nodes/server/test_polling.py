@@ -28,6 +28,9 @@ def test_a_node_that_is_not_connected_counts_as_zero(federation):
     federation.run(2)
     assert [report.lost for report in federation.reports] == [{"n1": "not connected"}] * 2
     assert federation.reports[1].seconds < QUICK.offline_seconds  # known by then
+    named = "n1: not connected; its operator should look at its processes"
+    assert [line for line in federation.lines if "n1" in line and "counts as zero" not in line] == [named]
+    assert federation.lines[0] == named  # at once: the run waits for it now
     assert len(rows(federation.folders[1])) == 0
     federation.link.offline = set()
     federation.run()
@@ -61,6 +64,7 @@ def test_a_service_that_was_killed_counts_as_zero(federation):
     federation.processes[2].kill()
     federation.run()
     assert "does not answer" in federation.reports[0].lost["n2"]
+    assert federation.lines[0].startswith("n2: does not answer: ")
 
 
 HOSTILE = "x\x1b]0;gone\x07\nround 1: 3 nodes asked" + "y" * 10_000

@@ -16,10 +16,14 @@ from fedlgm.planning.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
+from fedlgm.privacy import accountants
+from fedlgm.privacy.past import FEW
 from fedlgm.training import models
 from fedlgm.training.example_level.trainer import Examples, ExampleTrainer, digest_of, local_steps
 from fedlgm_nodes.protocol import frames
+from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.service import data as node_data
+from fedlgm_nodes.service.ask import Ask
 from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.release import Releaser
 from fedlgm_nodes.service.row import EXAMPLE
@@ -235,3 +239,29 @@ def test_an_example_that_fails_counts_as_zero_and_the_others_count(tmp_path):
     assert found.bounds == others.bounds
     alone = trainer(NodeExamples).sum(x, y, torch.tensor([3]), asked)
     assert not alone.values.any()
+
+
+@pytest.mark.parametrize("kinds", [FEW, FEW + 4])
+def test_the_first_answer_after_a_start_composes_nothing_of_the_past(tmp_path, monkeypatch, kinds):
+    """To compose a hundred kinds of releases takes seconds: the start does, before the service says that it answers."""
+    folder = node(tmp_path / "node")
+    past = [privacy.events.gaussian_event(20.0 + i, 0.25) for i in range(kinds)]
+    with folder.ledger() as ledger:
+        for i, kind in enumerate(past):
+            event = privacy.events.repeated(kind, STEPS)
+            ledger.charge(f"r{i}", event, trust="local", run="old", round=i + 1, data="d", protects=EXAMPLE)
+    service = Service(folder)
+    service.warm()
+    composed = []
+    compose = accountants.PldAccountant.compose
+    monkeypatch.setattr(
+        accountants.PldAccountant,
+        "compose",
+        lambda own, event, count=1: (composed.append(event), compose(own, event, count))[1],
+    )
+    question = nodes.asked(folder, plan=plan().to_json(), work=WORK, model=protocol.sha256(nodes.BODY))
+    answer = service.answer(Ask.model_validate(question.header(None)), nodes.BODY)
+    service.close()
+    assert answer.header["ok"]
+    assert composed
+    assert not [event for event in composed if event in past]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
+import os
+import subprocess
+import sys
 
 import pytest
 
 from clients import flower_private
 from fedlgm_nodes.protocol.messages import pause_after
 from fedlgm_nodes.service import supernode
+from simulations.engines.flower_processes import free_ports
 
 
 @pytest.mark.parametrize(("silence", "pause"), [(0.0, 0.1), (1.0, 0.1), (5.0, 0.5), (30.0, 3.0), (1e6, 3.0)])
@@ -93,17 +98,64 @@ def test_another_version_of_flower_is_refused(monkeypatch, capsys):
     assert "flower-supernode" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("code", [0, 1, None])
 @pytest.mark.parametrize("polled", [False, True])
-def test_a_supernode_that_a_superlink_refuses_says_why(monkeypatch, capsys, polled):
-    """With a clock that is wrong it said "SuperNode terminated gracefully" and nothing else."""
+def test_a_supernode_that_a_superlink_refuses_says_why_and_fails(monkeypatch, capsys, polled, code):
+    """With a clock that is wrong it said "SuperNode terminated gracefully", and its exit status was 0.
+
+    Without a code Flower's loop has ended by an error, which it logs only.
+    """
 
     def ends(pauses: supernode.Pauses) -> None:
         if polled:
             pauses.sleep(0)
-        raise SystemExit(0)
+        if code is not None:
+            raise SystemExit(code)
 
     monkeypatch.setattr(supernode, "run_supernode", ends)
-    with pytest.raises(SystemExit):
-        supernode.main()
+    assert supernode.main() == (0 if polled and code == 0 else 1)
     said = capsys.readouterr().err
     assert ("a key that is not registered, and a machine whose clock" in said) is not polled
+
+
+def test_a_superlink_that_cannot_be_reached_is_named(caplog):
+    """Flower says only that a connection attempt failed."""
+    logger = logging.getLogger("flwr")
+    logger.addFilter(flower_private._says_what_failed)
+    try:
+        with caplog.at_level("WARNING", "flwr"):
+            logger.propagate, before = True, logger.propagate
+            logger.warning("Connection attempt failed, retrying in %.2f seconds", 1.5)
+            logger.propagate = before
+    finally:
+        logger.removeFilter(flower_private._says_what_failed)
+    assert "retrying in 1.50 seconds. The SuperLink (--superlink) cannot be reached: its operator" in caplog.text
+
+
+def test_flower_still_says_that_a_connection_attempt_failed():
+    """The beginning of its line is private to Flower."""
+    from flwr.supercore.retry import http_retry
+
+    assert '"Connection attempt failed, retrying in %.2f seconds"' in inspect.getsource(http_retry)
+
+
+@pytest.mark.slow
+def test_a_real_supernode_that_never_connects_names_the_superlink_and_fails(tmp_path):
+    """It ended with exit status 0."""
+    nowhere, runtime = free_ports(2)
+    command = [sys.executable, "-m", "fedlgm_nodes.service.supernode", "--insecure", "--superlink", f"127.0.0.1:{nowhere}"]
+    command += ["--host", "127.0.0.1", "--port", str(runtime), "--isolation", "process"]
+    environment = os.environ | {"FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as node:
+        assert node.stdout is not None
+        for line in node.stdout:
+            if "The SuperLink (--superlink) cannot be reached: its operator" in line:
+                break
+        else:
+            pytest.fail("it has not named the SuperLink")
+        node.terminate()
+        said = node.stdout.read()
+    assert node.returncode == 1
+    assert "error: this SuperNode ended before it was connected" in said

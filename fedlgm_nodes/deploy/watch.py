@@ -1,0 +1,112 @@
+"""Names the processes of a deployment that have ended or stand still while a run goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+
+from fedlgm.errors import RunError
+from fedlgm_nodes.deploy import processes
+from fedlgm_nodes.deploy.layout import DeploymentFolder
+from simulations.runs.folder import RunFolder
+
+_LOOK_S = 1.0
+RESUMES = "the same command, without --fresh, resumes the run"
+
+
+class KilledError(RunError):
+    """A process without which no run continues has ended."""
+
+
+class Watch:
+    """Looks at the SuperLink, its processes, the run's own, and those of nodes on this machine.
+
+    Args:
+        folder: the deployment's folder.
+        say: called with a line for each process that has ended or stands still.
+
+    Raises:
+        KilledError: as in `look`.
+    """
+
+    def __init__(self, folder: DeploymentFolder, say: Callable[[str], None]) -> None:
+        self._folder, self._look = folder, processes.Look(folder, say)
+        self.target: RunFolder | None = None
+        """The run's folder, once there is one."""
+        self._say, self._told, self._looked = say, set[str](), 0.0
+        self._superlink = processes.superlink(folder)
+        family = self._family()
+        self._starters = [one for one in family if processes.is_called(one, "flower-superexec")]
+        link = self._superlink
+        if link is not None and not self._starters and processes.starts_apps(link):
+            raise KilledError(self._no_starter(f"of the SuperLink (process {link.pid})"))
+        self._others = set(family)  # ServerApps of other runs among them
+        self._app: psutil.Process | None = None
+        self.misses_app = False
+        """Whether the run has no process: it has none yet, or one that ended before it took the run's lock."""
+        self.look()
+
+    def look(self) -> None:
+        """Name what has ended or stands still, at most once a second.
+
+        Raises:
+            KilledError: the SuperLink, its SuperExec or the run's server process has ended.
+        """
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
+        link = self._superlink
+        if link is not None and not processes.is_called(link, "flower-superlink"):
+            raise KilledError(f"{processes.ended('superlink', link.pid, self._folder)}; then {RESUMES}")
+        if "superlink" not in self._look() and link is not None:
+            self._tell(processes.stopped("superlink", link))
+        for one in self._starters:
+            if not processes.is_called(one, "flower-superexec"):
+                raise KilledError(self._no_starter(f"(process {one.pid})"))
+            self._tell(processes.stopped("flower-superexec", one))
+        worker = self.target.worker() if self.target is not None else None
+        if worker is not None and not worker.runs:
+            raise KilledError(killed(worker.pid))
+        if worker is not None and psutil.pid_exists(worker.pid):
+            self._tell(processes.stopped("the run's server process", psutil.Process(worker.pid)))
+        self.misses_app = worker is None and link is not None and not self._has_app()
+        self._looked = time.monotonic()
+
+    def require_app(self) -> None:
+        """Raise KilledError if the run, which is under way, has no process."""
+        self._looked = 0.0
+        self.look()
+        if self.misses_app:
+            raise KilledError(killed(None if self._app is None else self._app.pid))
+
+    def _has_app(self) -> bool:
+        """Whether there is a ServerApp that was started since; one of them will take the run's lock."""
+        apps = [one for one in self._family() if one not in self._others and processes.is_called(one, "flwr-serverapp")]
+        for self._app in apps:
+            self._tell(processes.stopped("flwr-serverapp", self._app))
+        return bool(apps)
+
+    def _family(self) -> list[psutil.Process]:
+        try:
+            return [] if self._superlink is None else self._superlink.children(recursive=True)
+        except psutil.Error:
+            return []
+
+    def _no_starter(self, which: str) -> str:
+        folder = self._folder.path
+        return (
+            f"flower-superexec {which}, which starts the server processes of runs, has ended, for example because it "
+            f"was killed: `fedlgm deploy down {folder}` and `fedlgm deploy up {folder}` start it again; then {RESUMES}"
+        )
+
+    def _tell(self, fault: str) -> None:
+        if fault and fault not in self._told:
+            self._told.add(fault)
+            self._say(fault)
+
+
+def killed(pid: int | None) -> str:
+    """What became of a run's server process that left no error, and what to do."""
+    number = "" if pid is None else f" (process {pid})"
+    return f"the run's server process{number} has ended without an error, for example because it was killed; {RESUMES}"
