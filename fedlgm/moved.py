@@ -142,6 +142,9 @@ def new_name(name: str) -> str | None:
 class _Former(MetaPathFinder, InspectLoader):
     """Finds and loads the modules of `_MOVED`."""
 
+    def __init__(self) -> None:
+        self._specs: dict[str, ModuleSpec | None] = {}
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -161,8 +164,6 @@ class _Former(MetaPathFinder, InspectLoader):
         module = importlib.import_module(name)
         self._specs[spec.name] = module.__spec__
         return module
-
-    _specs: dict[str, ModuleSpec | None] = {}
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: the module has run under its own name, and keeps its own specification."""

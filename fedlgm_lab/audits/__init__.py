@@ -1,6 +1,6 @@
 """Audits: lower bounds on the true epsilon of releases, to compare with the claimed and proven values.
 
-    from fedlgm.audits import Audit, Subject, audit_release
+    from fedlgm_lab.audits import Audit, Subject, audit_release
 
     Audit().mechanism(Subject.of("snr-consistent"))      # a registered mechanism, through the public release path
     audit_release(release, epsilon=1.0, delta=1e-5)      # any function that releases one of two neighbouring inputs

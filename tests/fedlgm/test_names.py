@@ -64,4 +64,5 @@ for former, name in moved._MOVED.items():
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     done = subprocess.run([sys.executable, "-m", "clients.node.executor", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "usage" in done.stdout
+    assert done.returncode == 0
+    assert "usage" in done.stdout

@@ -26,8 +26,8 @@ CYCLE = [
 ]  # fmt: skip
 MODULE = """
 import numpy as np
-from fedlgm.audits.audit import reported_of
-from fedlgm.correlation import Correlation
+from fedlgm_lab.audits.audit import reported_of
+from fedlgm.noise.correlation import Correlation
 
 def halves(rounds, *, bands=2, min_separation=1):
     column = 0.5 ** np.arange(min(bands, rounds))

@@ -30,7 +30,7 @@ import hashlib, json, time
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import ServerApp
 from fedlgm import frames
-from strategies.node.enrolment import key_digest
+from fedlgm_nodes.server.enrolment import key_digest
 
 app = ServerApp()
 

@@ -12,7 +12,7 @@ STEPS = 4
 ALLOCATIONS = """
 import ctypes, resource, sys
 import torch
-from fedlgm.devices import keep_freed_memory
+from fedlgm.training.devices import keep_freed_memory
 if not hasattr(ctypes.CDLL(None), "mallopt"):
     sys.exit("not glibc")
 if sys.argv[1] == "kept":

@@ -248,8 +248,8 @@ def test_real_want_of_memory_on_the_cpu_is_halved() -> None:
 import resource, warnings
 import psutil, torch
 from fedlgm import models
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
+from fedlgm.noise.keys import KeyRing
+from fedlgm.planning.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, VectorizedTrainer
 
 torch.set_num_threads(1)

@@ -45,8 +45,8 @@ import json, os, signal, socket
 from dataclasses import replace
 from pathlib import Path
 from flwr.serverapp import ServerApp
-from fedlgm.node_protocol import Question
-from strategies.node.questions import signed_at
+from fedlgm_nodes.protocol.messages import Question
+from fedlgm_nodes.server.questions import signed_at
 
 app = ServerApp()
 

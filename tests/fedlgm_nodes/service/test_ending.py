@@ -10,7 +10,7 @@ from patience import LIMIT_S
 
 SCRIPT = """
 import os, signal, threading, time
-from clients.node.ending import on_order_to_stop
+from fedlgm_nodes.service.ending import on_order_to_stop
 
 stop = threading.Event()
 on_order_to_stop(stop.set)

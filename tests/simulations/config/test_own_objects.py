@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from fedlgm import Mechanism
-from fedlgm.tasks import Task
+from fedlgm.training.tasks import Task
 
 
 class Net(nn.Module):
